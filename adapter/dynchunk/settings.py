@@ -1,0 +1,252 @@
+"""Every knob, declared once: type, limits, default, meaning.
+
+The parser, the README table and `.env.example` all read the fields of `Settings`; a new knob is one new field.
+Names are the field names in capitals behind `DYNCHUNK_`. An empty value counts as unset (compose files write
+`DYNCHUNK_PAGE=${DYNCHUNK_PAGE:-}`). All wrong values are reported in one SettingsError. Not imported before SGLang is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+PREFIX = "DYNCHUNK_"
+_SUFFIXES = {"K": 3, "M": 6, "G": 9, "T": 12}  # powers of ten
+
+
+class SettingsError(ValueError):
+    """One or more settings are wrong. `problems` has one complete sentence for each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        super().__init__(
+            problems[0]
+            if len(problems) == 1
+            else f"{len(problems)} settings are wrong:\n" + "\n".join(f"  - {p}" for p in problems)
+        )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one knob is read: `parse` raises ValueError with what is wrong; `limits` says in words what is accepted."""
+
+    parse: Callable[[str], Any]
+    limits: str
+
+
+def knob(default: Any, kind: Kind, meaning: str, shown_default: str | None = None) -> Any:
+    """A dataclass field that carries its parser and its documentation."""
+    return field(
+        default=default,
+        metadata={"kind": kind, "meaning": meaning, "shown_default": shown_default},
+    )
+
+
+def choice(*allowed: str) -> Kind:
+    """One of a few words, in any case."""
+
+    def parse(text: str) -> str:
+        if text.lower() not in allowed:
+            raise ValueError("not one of " + ", ".join(allowed))
+        return text.lower()
+
+    return Kind(parse, " \\| ".join(f"`{a}`" for a in allowed))
+
+
+def _number(text: str) -> Decimal:
+    body, power = text, 0
+    if text and text[-1].upper() in _SUFFIXES:
+        body, power = text[:-1], _SUFFIXES[text[-1].upper()]
+    try:
+        value = Decimal(body.strip())
+    except InvalidOperation:
+        raise ValueError("not a number") from None
+    if not value.is_finite():
+        raise ValueError("not a finite number")
+    # Before any arithmetic: int(Decimal('1e999999999')) would fill memory with digits.
+    if value and value.adjusted() + power > 18:
+        raise ValueError("too large")
+    return value.scaleb(power)
+
+
+def whole(low: int, high: int, unit: str) -> Kind:
+    """A whole number from `low` to `high`; 2e8, 200000000 and 200M are the same."""
+
+    def parse(text: str) -> int:
+        value = _number(text)
+        if value != value.to_integral_value():
+            raise ValueError("not a whole number")
+        if not low <= value <= high:
+            raise ValueError(f"not from {low:,} to {high:,}")
+        return int(value)
+
+    return Kind(parse, f"{unit}, {low:,} to {high:,}")
+
+
+def decimal(low: float, high: float, unit: str) -> Kind:
+    """A finite number from `low` to `high`."""
+
+    def parse(text: str) -> float:
+        value = float(_number(text))
+        if not low <= value <= high:
+            raise ValueError(f"not from {low:g} to {high:g}")
+        return value
+
+    return Kind(parse, f"{unit}, {low:g} to {high:g}")
+
+
+def switch() -> Kind:
+    """0 or 1, as SGLang's own switches are written."""
+
+    def parse(text: str) -> bool:
+        if text not in ("0", "1"):
+            raise ValueError("not 0 or 1")
+        return text == "1"
+
+    return Kind(parse, "`0` \\| `1`")
+
+
+def text_value(what: str) -> Kind:
+    """Any text."""
+    return Kind(str, what)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """DynChunk's settings as the operator gave them. What follows from them in one engine is in effective.py."""
+
+    mode: str = knob(
+        "on",
+        choice("on", "report", "off"),
+        "`on`: the engine starts with DynChunk or not at all. `report`: nothing is changed, the log says what would "
+        "be. `off`: the stock engine, byte for byte.",
+    )
+    budget: int = knob(
+        200_000_000,
+        whole(1, 10**15, "token²"),
+        "The most new tokens x prefix that one prefill may score. `2e8`, `200000000` and `200M` are the same.",
+        "2.0e8",
+    )
+    rule: str = knob(
+        "prefix",
+        choice("prefix", "sequence"),
+        "What the new tokens are multiplied with: the prefix they find, or the prefix and themselves.",
+    )
+    chunk_min: int = knob(
+        256,
+        whole(1, 1_048_576, "tokens"),
+        "The floor: no chunk is made smaller than this, even where it exceeds the budget. Rounded up to whole pages.",
+    )
+    chunk_max: int | None = knob(
+        None,
+        whole(1, 1_048_576, "tokens"),
+        "The largest chunk. Never above the engine's own chunk size. Rounded down to whole pages.",
+        "the engine's chunk size",
+    )
+    page: int | None = knob(
+        None,
+        whole(1, 1_048_576, "tokens"),
+        "Chunks are whole multiples of this. Must be a multiple of the engine's page.",
+        "the smallest multiple of the engine's page that is at least 64",
+    )
+    indexer_score_mib: int = knob(
+        256,
+        whole(0, 1_048_576, "MiB"),
+        "Upper limit for the sparse indexer's score buffers, wherever this engine version keeps one. `0` leaves them.",
+    )
+    empty_cache: str = knob(
+        "auto",
+        choice("auto", "always", "low", "off"),
+        "When the allocator's unused memory goes back to the device after a long prefill chunk. `low`: only when "
+        "memory is low. `auto`: `always` where GPU memory is host memory, `low` elsewhere.",
+    )
+    empty_cache_min_tokens: int = knob(
+        8192,
+        whole(1, 10**9, "tokens"),
+        "Release only after a prefill whose longest sequence is at least this long.",
+    )
+    empty_cache_below_gib: float = knob(
+        2.5,
+        decimal(0.001, 1e6, "GiB"),
+        "What `low` means: release when less than this is available.",
+    )
+    trace: str | None = knob(
+        None,
+        text_value("a file's path"),
+        "Append one JSON line for each prefill batch to this file (ranks other than the first add `.pp0tp1` to it).",
+        "no trace",
+    )
+    allow_expandable_segments: bool = knob(
+        False,
+        switch(),
+        "Let `serve` start with `expandable_segments:True` in the allocator settings, which it refuses otherwise.",
+        "0",
+    )
+    # Which fields the operator set; the rest are defaults. Not a knob.
+    explicit: frozenset[str] = frozenset()
+
+
+def env_name(knob_field: Field[Any], prefix: str = PREFIX) -> str:
+    """The environment variable of a knob."""
+    return prefix + knob_field.name.upper()
+
+
+def knob_fields(cls: type[Any] = Settings) -> Iterator[Field[Any]]:
+    """The fields of a settings class that are knobs, in the order of declaration."""
+    return (f for f in fields(cls) if "kind" in f.metadata)
+
+
+def parse_knobs(cls: type[Any], environ: Mapping[str, str], prefix: str) -> tuple[dict[str, Any], list[str]]:
+    """The given values of `cls`'s knobs in `environ`, and a sentence for each that is wrong."""
+    values: dict[str, Any] = {}
+    problems = []
+    for f in knob_fields(cls):
+        name = env_name(f, prefix)
+        raw = environ.get(name, "").strip()
+        if raw:
+            kind: Kind = f.metadata["kind"]
+            try:
+                values[f.name] = kind.parse(raw)
+            except ValueError as error:
+                accepted = kind.limits.replace("`", "").replace("\\|", "|")
+                problems.append(f"{name}={raw!r}: {error}; accepted: {accepted}")
+    return values, problems
+
+
+def from_env(environ: Mapping[str, str]) -> Settings:
+    """Read the settings. Raises SettingsError with every problem, unknown DYNCHUNK_ names included."""
+    values, problems = parse_knobs(Settings, environ, PREFIX)
+    known = [env_name(f) for f in knob_fields()]
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "the README lists every name"
+            problems.append(f"{name}: unknown setting; {hint}")
+    settings = Settings(**values, explicit=frozenset(values))
+    if settings.chunk_max is not None and settings.chunk_min > settings.chunk_max:
+        problems.append(
+            f"DYNCHUNK_CHUNK_MIN={settings.chunk_min:,} is above DYNCHUNK_CHUNK_MAX={settings.chunk_max:,}; "
+            "lower the first or raise the second"
+        )
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+@functools.cache
+def current() -> Settings:
+    """This process's settings, read once."""
+    return from_env(os.environ)
+
+
+def shown_default(f: Field[Any]) -> str:
+    """The default as the documentation writes it."""
+    shown = f.metadata["shown_default"]
+    if shown is not None:
+        return str(shown)
+    return "" if f.default is None or f.default is MISSING else str(f.default)

@@ -1,0 +1,116 @@
+"""What DynChunk did in this process: one line for people and one JSON line for tools on stderr, and the same as data.
+
+Lines go to stderr directly: when the hooks fire, SGLang has not configured logging yet and INFO would be dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from importlib import metadata
+from typing import Any
+
+from dynchunk import __version__, settings
+
+APPLIED = "applied"
+ABSENT = "absent"
+ALREADY_LOWER = "already lower"
+NO_DEVICE = "no device"
+REFUSED = "refused"
+WOULD_APPLY = "would apply"
+NOT_IN_USE = "not in use"
+
+JSON_MARK = "dynchunk-json: "
+
+_hooks: dict[str, dict[str, str]] = {}
+_effective: dict[str, Any] = {}
+_rank = ""
+_written = False
+
+
+def record(hook: str, outcome: str, detail: str = "") -> None:
+    """Note the outcome of one hook. A hook noted after the line was written adds a line of its own."""
+    entry = {"outcome": outcome, "detail": detail}
+    if _hooks.get(hook) == entry:
+        return
+    _hooks[hook] = entry
+    if _written:
+        say(f"{hook}: {outcome}" + (f" ({detail})" if detail else ""))
+
+
+def set_effective(rank: str, values: dict[str, Any]) -> None:
+    """The budget, page and chunk sizes in force in this scheduler, as plain JSON values."""
+    global _rank
+    _rank = rank
+    _effective.update(values)
+
+
+def snapshot() -> dict[str, Any]:
+    """Everything the journal knows, as plain JSON values."""
+    return {
+        "version": __version__,
+        "engine": engine_version(),
+        "mode": os.environ.get("DYNCHUNK_MODE", "").strip().lower() or "on",
+        "pid": os.getpid(),
+        "rank": _rank,
+        "hooks": {name: dict(entry) for name, entry in sorted(_hooks.items())},
+        "effective": dict(_effective),
+    }
+
+
+def write() -> None:
+    """Write this process's two lines."""
+    global _written
+    _written = True
+    now = snapshot()
+    by_outcome: dict[str, list[str]] = {}
+    for name, entry in now["hooks"].items():
+        by_outcome.setdefault(entry["outcome"], []).append(name)
+    parts = [f"{now['mode']}, sglang {now['engine']}"]
+    parts += [f"{outcome}: {', '.join(names)}" for outcome, names in sorted(by_outcome.items())]
+    if "summary" in _effective:
+        parts.append(_effective["summary"])
+    say(f"{__version__} " + "; ".join(parts))
+    sys.stderr.write(JSON_MARK + json.dumps(now) + "\n")
+    sys.stderr.flush()
+
+
+def write_in_main_process() -> None:
+    """Write the lines at import time where no scheduler will follow: the process that people start.
+
+    SGLang's schedulers are spawned children; they write when they know the effective sizes.
+    """
+    if multiprocessing.parent_process() is None and not _written:
+        write()
+
+
+def refuse(error: Exception) -> None:
+    """Note and say why DynChunk does not go on."""
+    reason = str(error) or type(error).__name__
+    if not isinstance(error, (settings.SettingsError, RuntimeError)):
+        reason = f"{type(error).__name__}: {reason}"
+    _hooks["start"] = {"outcome": REFUSED, "detail": reason}
+    say(
+        f"{__version__} refuses to start with sglang {engine_version()}: {reason}\n"
+        "dynchunk: DYNCHUNK_MODE=report shows what would be done and changes nothing; DYNCHUNK_MODE=off starts the "
+        "stock engine"
+    )
+    sys.stderr.write(JSON_MARK + json.dumps(snapshot()) + "\n")
+    sys.stderr.flush()
+
+
+def say(message: str) -> None:
+    """One line on stderr that names us and the process."""
+    where = f"pid {os.getpid()}" + (f", {_rank}" if _rank else "")
+    sys.stderr.write(f"dynchunk [{where}]: {message}\n")
+    sys.stderr.flush()
+
+
+def engine_version() -> str:
+    """SGLang's version, from its package metadata or, in a source tree without any, from the module."""
+    try:
+        return metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        return str(getattr(sys.modules.get("sglang"), "__version__", "unknown"))

@@ -1,0 +1,66 @@
+"""Hold the contracts against an engine's source files, without importing the engine or torch.
+
+`python -m dynchunk.patches.check [FOLDER]`: FOLDER is an unpacked wheel or a site-packages; by default the engine
+this Python would import. Exit code 1 when a contract is not met. The image build ends with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from dynchunk.contract import read_source
+from dynchunk.patches.contracts import CONTRACTS
+
+
+def problems_of(site_folder: Path) -> list[str]:
+    """What is wrong with the engine under `site_folder` (the folder that holds `sglang/`); empty if all is well."""
+    problems = []
+    for module, contracts in CONTRACTS.items():
+        path = site_folder.joinpath(*module.split(".")).with_suffix(".py")
+        if not path.is_file():
+            problems.append(f"{module}: no such module")
+            continue
+        functions = read_source(path.read_text(encoding="utf-8"))
+        for contract in contracts:
+            problem = contract.problem(functions.get(contract.target))
+            if problem:
+                problems.append(f"{module}: {problem}")
+    return problems
+
+
+def engine_folder() -> Path:
+    """Where this Python finds SGLang. Raises LookupError when it does not."""
+    spec = find_spec("sglang")
+    if spec is None or not spec.submodule_search_locations:
+        raise LookupError("sglang is not installed for " + sys.executable)
+    return Path(spec.submodule_search_locations[0]).parent
+
+
+def engine_version(site_folder: Path) -> str:
+    """The version of the engine under `site_folder`, from its package metadata."""
+    for info in site_folder.glob("sglang-*.dist-info/METADATA"):
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("Version: "):
+                return line.removeprefix("Version: ").strip()
+    return "unknown"
+
+
+def main(argv: list[str]) -> int:
+    """Print what is not met; 0 if every contract is met."""
+    try:
+        folder = Path(argv[0]) if argv else engine_folder()
+    except LookupError as error:
+        sys.stdout.write(f"dynchunk: {error}\n")
+        return 1
+    problems = problems_of(folder)
+    total = sum(len(contracts) for contracts in CONTRACTS.values())
+    for problem in problems:
+        sys.stdout.write(f"dynchunk: not met: {problem}\n")
+    sys.stdout.write(f"dynchunk: sglang {engine_version(folder)}: {total - len(problems)} of {total} contracts met\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -219,8 +219,13 @@ def parse_knobs(cls: type[Any], environ: Mapping[str, str], prefix: str) -> tupl
 
 
 def from_env(environ: Mapping[str, str]) -> Settings:
-    """Read the settings. Raises SettingsError with every problem, unknown DYNCHUNK_ names included."""
+    """Read the settings. Raises SettingsError with every problem, unknown DYNCHUNK_ names included.
+
+    In mode `off` nothing is refused: whoever turns DynChunk off must get the stock engine.
+    """
     values, problems = parse_knobs(Settings, environ, PREFIX)
+    if values.get("mode") == "off":
+        return Settings(**values, explicit=frozenset(values))
     known = [env_name(f) for f in knob_fields()]
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:

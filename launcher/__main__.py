@@ -1,0 +1,94 @@
+"""`./dynchunk`: one command for the engine with DynChunk, and the tools around it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+from dynchunk import __version__
+from dynchunk.settings import SettingsError
+from rich.console import Console
+
+app = typer.Typer(
+    name="dynchunk",
+    help="Serve long prompts on SGLang inside a memory budget, and check that it holds.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"dynchunk {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Serve long prompts on SGLang inside a memory budget, and check that it holds."""
+
+
+@app.command()
+def serve(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started, and stop.")] = False,
+) -> None:
+    """Start the engine with DynChunk.
+
+    Everything is read from the environment: MODEL_PATH, CHUNKED_PREFILL_SIZE and so on for the engine, DYNCHUNK_* for
+    DynChunk (the README and .env.example list them). All wrong settings are reported at once, exit code 2.
+    """
+    from launcher import serve as serving
+
+    try:
+        serving.run(os.environ, dry_run=dry_run)
+    except SettingsError as error:
+        print(f"dynchunk serve: not started: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+
+
+@app.command()
+def status(
+    url: Annotated[str, typer.Option(help="The server's address. Default: http://HOST:PORT of the environment.")] = "",
+) -> None:
+    """Show what the running server reports of DynChunk. Exit code 1 if it is not active there."""
+    from launcher import status as reporting
+
+    host, port = os.environ.get("HOST", "").strip(), os.environ.get("PORT", "").strip()
+    if host in ("", "0.0.0.0"):  # noqa: S104 - compared, not bound
+        host = "127.0.0.1"
+    try:
+        info = reporting.fetch(url.rstrip("/") or f"http://{host}:{port or 30000}", os.environ.get("API_KEY"))
+    except reporting.StatusError as error:
+        print(f"dynchunk status: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    if not reporting.show(info, Console()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def health() -> None:
+    """The container's health probe; exit code 0 if the engine answers. On hosts other than the head: if it runs."""
+    from launcher import health as probe
+
+    raise typer.Exit(probe.main())
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+def memguard(context: typer.Context) -> None:
+    """Ramp long prompts against the running server, watch memory, abort in time, write a report."""
+    # A program of its own, so that nothing of this one stays loaded while it watches memory.
+    os.execv(sys.executable, [sys.executable, "-m", "scripts.verify.memguard", *context.args])  # noqa: S606
+
+
+if __name__ == "__main__":
+    app(prog_name="dynchunk")

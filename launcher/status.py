@@ -1,0 +1,67 @@
+"""What the running server reports of DynChunk."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+
+class StatusError(Exception):
+    """The server could not be asked. The message says why and what to do."""
+
+
+def fetch(url: str, api_key: str | None) -> dict[str, Any]:
+    """GET /server_info. Raises StatusError."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        response = httpx.get(f"{url}/server_info", headers=headers, timeout=30)
+    except httpx.HTTPError as error:
+        raise StatusError(f"no answer from {url}: {error or type(error).__name__}; is the server up?") from error
+    if response.status_code in (401, 403):
+        raise StatusError(f"{url} refused the key; set API_KEY to the server's key")
+    if response.status_code != httpx.codes.OK:
+        raise StatusError(f"{url}/server_info answered {response.status_code}")
+    try:
+        answer: dict[str, Any] = response.json()
+    except json.JSONDecodeError as error:
+        raise StatusError(f"{url}/server_info did not answer in JSON; is this an SGLang server?") from error
+    return answer
+
+
+def dynchunk_states(server_info: dict[str, Any]) -> list[dict[str, Any]]:
+    """DynChunk's own part of the answer, one for each data-parallel replica; empty where it is not active."""
+    states = server_info.get("internal_states") or []
+    return [state["dynchunk"] for state in states if "dynchunk" in state]
+
+
+def show(server_info: dict[str, Any], console: Console) -> bool:
+    """Print the report; False if DynChunk is not active in the server."""
+    states = dynchunk_states(server_info)
+    if not states:
+        console.print(
+            "DynChunk is not active in this server: it runs the stock engine (DYNCHUNK_MODE=off), or was started "
+            "without DynChunk's boot folder on PYTHONPATH"
+        )
+        return False
+    for state in states:
+        effective = state.get("effective", {})
+        console.print(
+            f"DynChunk {state['version']}, mode {state['mode']}, sglang {state['engine']}, "
+            f"rank {state['rank']}, pid {state['pid']}",
+            markup=False,
+        )
+        console.print(str(effective.get("summary", "no scheduler yet")), markup=False, soft_wrap=True)
+        table = Table()
+        for heading in ("hook", "outcome", "detail"):
+            table.add_column(heading, overflow="fold")
+        for name, entry in state.get("hooks", {}).items():
+            table.add_row(name, entry["outcome"], entry["detail"])
+        console.print(table)
+        released = state.get("empty_cache")
+        if released:
+            console.print(f"cache released {released['calls']} times, {released['ms']:,.0f} ms in all")
+    return True

@@ -7,9 +7,10 @@ import sys
 from typing import Annotated
 
 import typer
+from rich.console import Console
+
 from dynchunk import __version__
 from dynchunk.settings import SettingsError
-from rich.console import Console
 
 app = typer.Typer(
     name="dynchunk",

@@ -23,7 +23,7 @@ from dynchunk.settings import (
 )
 
 MOST_TOKENS = 10**9
-SECRET_FLAGS = ("--api-key", "--admin-api-key")
+SECRET_ENDINGS = ("-key", "-password", "-secret", "-token")
 
 
 @dataclass(frozen=True)
@@ -151,13 +151,12 @@ def without_secrets(words: Sequence[str]) -> list[str]:
     hide_next = False
     for word in words:
         flag, separator, _ = word.partition("=")
+        secret = flag.startswith("--") and flag.endswith(SECRET_ENDINGS)
         if hide_next:
             shown.append("***")
-        elif flag in SECRET_FLAGS and separator:
-            shown.append(f"{flag}=***")
         else:
-            shown.append(word)
-        hide_next = not hide_next and word in SECRET_FLAGS
+            shown.append(f"{flag}=***" if secret and separator else word)
+        hide_next = secret and not separator and not hide_next
     return shown
 
 
@@ -172,6 +171,8 @@ def rows(cls: type[Any], values: Any, environ: Mapping[str, str], prefix: str) -
             shown = "not set" if value is None else "set, not shown"
         elif value is None:
             shown = str(f.metadata["shown_default"])
+        elif f.name == "extra_args":
+            shown = shlex.join(without_secrets(shlex.split(value)))
         elif isinstance(value, bool):
             shown = str(int(value))
         elif isinstance(value, int) and f.name != "port":

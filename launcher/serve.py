@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynchunk import effective
-from dynchunk.settings import PREFIX, Settings, SettingsError
 from rich.console import Console
 from rich.table import Table
 
+from dynchunk import effective
+from dynchunk.settings import PREFIX, Settings, SettingsError
 from launcher import allocator, environment
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from dynchunk import __version__, settings
+from dynchunk.activate import mode
 
 APPLIED = "applied"
 ABSENT = "absent"
@@ -52,7 +53,7 @@ def snapshot() -> dict[str, Any]:
     return {
         "version": __version__,
         "engine": engine_version(),
-        "mode": os.environ.get("DYNCHUNK_MODE", "").strip().lower() or "on",
+        "mode": mode(),
         "pid": os.getpid(),
         "rank": _rank,
         "hooks": {name: dict(entry) for name, entry in sorted(_hooks.items())},
@@ -92,11 +93,14 @@ def refuse(error: Exception) -> None:
     if not isinstance(error, (settings.SettingsError, RuntimeError)):
         reason = f"{type(error).__name__}: {reason}"
     _hooks["start"] = {"outcome": REFUSED, "detail": reason}
-    say(
-        f"{__version__} refuses to start with sglang {engine_version()}: {reason}\n"
-        "dynchunk: DYNCHUNK_MODE=report shows what would be done and changes nothing; DYNCHUNK_MODE=off starts the "
-        "stock engine"
-    )
+    if mode() == "report":
+        say(f"{__version__} would refuse to start with sglang {engine_version()}: {reason}")
+    else:
+        say(
+            f"{__version__} refuses to start with sglang {engine_version()}: {reason}\n"
+            "dynchunk: DYNCHUNK_MODE=report shows what would be done and changes nothing; DYNCHUNK_MODE=off starts "
+            "the stock engine"
+        )
     sys.stderr.write(JSON_MARK + json.dumps(snapshot()) + "\n")
     sys.stderr.flush()
 

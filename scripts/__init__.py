@@ -1,0 +1,1 @@
+"""Tools that run from the checkout, each with `python -m scripts.NAME`."""

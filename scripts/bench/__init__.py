@@ -1,0 +1,1 @@
+"""Scripts that print the figures of the README and of logs/."""

@@ -1,0 +1,39 @@
+# shellcheck shell=sh
+# Shared by quickstart.sh and test.sh: a virtual environment in .venv with what is asked for.
+
+say() { printf '\n==> %s\n' "$*"; }
+
+die() {
+    printf 'dynchunk: %s\n' "$*" >&2
+    exit 1
+}
+
+# The first Python that the engine runs on (it needs 3.11 or later).
+find_python() {
+    for candidate in python3 python3.12 python3.11 python3.13; do
+        if command -v "$candidate" >/dev/null 2>&1 &&
+            "$candidate" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    die "no Python from 3.11 to 3.13 with venv found; SGLang 0.5.23 needs one (Debian, Ubuntu: apt-get install python3-venv)"
+}
+
+# make_venv FILE...: a .venv that holds these requirements files. Quick when it already does.
+make_venv() {
+    if [ ! -x .venv/bin/python ]; then
+        say "making .venv with $(find_python)"
+        "$(find_python)" -m venv .venv
+    fi
+    # One stamp a set of requirements, so that a second run does not ask the package index again.
+    stamp=.venv/dynchunk-$(echo "$@" | cat - requirements/*.txt | cksum | cut -d' ' -f1)
+    if [ ! -e "$stamp" ]; then
+        say "installing $* into .venv (the engine is about 11 GB)"
+        wanted=
+        for file in "$@"; do wanted="$wanted -r $file"; done
+        # shellcheck disable=SC2086  # our own file names, without spaces
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check $wanted
+        : >"$stamp"
+    fi
+}

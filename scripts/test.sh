@@ -1,0 +1,35 @@
+#!/bin/sh
+# All tests: lint, types, unit, property, contract, engine (a real server), image (a real Docker engine).
+#   scripts/test.sh          everything; installs what it needs into .venv
+#   scripts/test.sh --fast   without engine and image: under a minute once installed
+# Further arguments go to pytest.
+set -eu
+cd "$(dirname "$0")/.."
+. scripts/lib.sh
+
+fast=
+if [ "${1:-}" = --fast ]; then
+    fast=yes
+    shift
+fi
+if [ -n "$fast" ]; then
+    make_venv requirements/test.txt
+else
+    make_venv requirements/engine.txt requirements/test.txt
+fi
+export PYTHONPATH="$PWD/adapter:$PWD"
+
+say "lint and types"
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+.venv/bin/mypy adapter/dynchunk launcher scripts
+.venv/bin/lint-imports --no-logo
+.venv/bin/shellcheck -x dynchunk scripts/*.sh .ci/run
+.venv/bin/python -m scripts.settings_docs --check
+
+say "tests"
+if [ -n "$fast" ]; then
+    .venv/bin/python -m pytest -m "not engine and not image" "$@"
+else
+    .venv/bin/python -m pytest "$@"
+fi

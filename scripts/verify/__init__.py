@@ -1,0 +1,1 @@
+"""Checks that run against a server: `memguard`, and what its report is made of."""

@@ -1,0 +1,171 @@
+"""Ramp prompt sizes against a running server and stop before the host runs out of memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from scripts.verify.decide import GIB
+from scripts.verify.errors import EXIT_ERROR, EXIT_INTERRUPTED, MemguardError
+from scripts.verify.options import Options, Surroundings
+from scripts.verify.redact import redacted_command
+from scripts.verify.session import run_memguard
+
+DEFAULT_SIZES = "64k,96k,128k,160k,200k,256k,320k,400k,500k"
+DEFAULT_GUARD_GIB = 1.5
+PROGRAM = "python -m scripts.verify.memguard"
+_USAGE_ERROR = 2  # how typer ends on a mistyped option
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.IGNORECASE)
+_POWERS = {"": 1, "k": 1_000, "m": 1_000_000}
+
+HELP = """Ramp prompt sizes against a running SGLang server, and stop before the host runs out of memory.
+
+One prompt at a time, each of new random tokens, the server's cache emptied in between. A thread reads MemAvailable ten
+times a second from before the first prompt; below the guard it aborts the request through the server, checks that
+memory comes back, and the ramp ends. The report, its data and plots are in logs/profile-DATE.
+
+Run it on the server's machine, with the server to yourself.
+
+Exit codes: 0 all sizes passed; 2 the guard tripped; 1 an error, or a size that could not run (above the context
+length); 130 interrupted. Whatever was measured is kept in each case.
+"""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+class _UsageSeen:
+    """Whether the options were accepted, so that typer's exit code for a mistyped one cannot pass for the guard's."""
+
+    accepted = False
+
+
+@app.command(help=HELP)
+def memguard(  # noqa: PLR0917 - typer makes an option of each
+    sizes: Annotated[str, typer.Option(help="Prompt sizes in tokens, by commas; 64k is 64,000.")] = DEFAULT_SIZES,
+    guard_gib: Annotated[
+        float | None,
+        typer.Option(help="Abort when MemAvailable is below this.", min=0.0, show_default=f"{DEFAULT_GUARD_GIB:g}"),
+    ] = None,
+    headroom_gib: Annotated[
+        float | None,
+        typer.Option(
+            help="Instead: abort when MemAvailable is this much below what it was before the first prompt, so that a "
+            "laptop can rehearse a machine with that much to spare.",
+            min=0.0,
+            show_default=False,
+        ),
+    ] = None,
+    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:30000",
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="API_KEY", help="The server's API key. Never shown or written.", show_default=False),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="DYNCHUNK_TRACE",
+            help="The file the server writes DYNCHUNK_TRACE to, as seen from here. Found by itself where the server "
+            "names one that is on this machine.",
+            show_default=False,
+        ),
+    ] = None,
+    server_log: Annotated[
+        Path | None,
+        typer.Option(help="The server's log: tells the chunk sizes where there is no trace.", show_default=False),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="What the report calls this run.", show_default="dynchunk, or stock")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The report's folder, new or empty.", show_default="logs/profile-DATE")
+    ] = None,
+    append: Annotated[
+        Path | None,
+        typer.Option(
+            help="Add this run to the report in a folder that memguard wrote: both side by side in tables and plots.",
+            show_default=False,
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for one prompt.", min=1.0)] = 3600.0,
+) -> None:
+    """Read the options; the work is in session.py."""
+    _UsageSeen.accepted = True
+    try:
+        _refuse_both(out=out, append=append)
+        options = Options(
+            url=url.rstrip("/"),
+            sizes_tokens=parse_sizes(sizes),
+            command=redacted_command(PROGRAM, sys.argv[1:], api_key),
+            api_key=api_key or None,
+            guard_bytes=_guard_bytes(guard_gib, headroom_gib),
+            headroom_bytes=None if headroom_gib is None else round(headroom_gib * GIB),
+            label=label,
+            trace=trace,
+            server_log=server_log,
+            timeout_s=timeout,
+            out=out,
+            append=append,
+        )
+        code = run_memguard(options, Surroundings(Console()))
+    except MemguardError as error:
+        Console(stderr=True).print(f"[bold red]memguard:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    raise typer.Exit(code)
+
+
+def parse_sizes(text: str) -> tuple[int, ...]:
+    """'64k, 96k,500000' -> sizes in tokens, each once, smallest first. Raises MemguardError naming what is wrong."""
+    sizes = set()
+    wrong = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _SIZE.fullmatch(part.replace("_", ""))
+        tokens = round(float(match[1]) * _POWERS[match[2].lower()]) if match else 0
+        if tokens < 1:
+            wrong.append(part)
+        sizes.add(tokens)
+    if wrong or not sizes:
+        raise MemguardError(
+            f"--sizes {text!r}: {', '.join(wrong) or 'nothing'} is no number of tokens; write 64k,96k,128000"
+        )
+    return tuple(sorted(sizes))
+
+
+def _refuse_both(**options: object) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        names = " and ".join("--" + name.replace("_", "-") for name in given)
+        raise MemguardError(f"{names}: give one of them")
+
+
+def _guard_bytes(guard_gib: float | None, headroom_gib: float | None) -> int | None:
+    _refuse_both(guard_gib=guard_gib, headroom_gib=headroom_gib)
+    if headroom_gib is None:
+        return round((DEFAULT_GUARD_GIB if guard_gib is None else guard_gib) * GIB)
+    return None
+
+
+def main() -> NoReturn:
+    """Run the program. A request must not go on when this process is told to end, so every such signal is a Ctrl-C."""
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ending) is not signal.SIG_IGN:  # as nohup sets it
+            signal.signal(ending, signal.default_int_handler)
+    try:
+        app(prog_name=PROGRAM)
+    except SystemExit as ended:
+        usage_error = ended.code == _USAGE_ERROR and not _UsageSeen.accepted
+        sys.exit(EXIT_ERROR if usage_error else ended.code)
+    sys.exit(os.EX_OK)
+
+
+if __name__ == "__main__":
+    main()

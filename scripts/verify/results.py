@@ -1,0 +1,168 @@
+"""What one ramp measured: the contents of run.json. Times are unix seconds, memory is bytes, sizes are tokens."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+SCHEMA = 1
+
+
+class Verdict(str, enum.Enum):
+    """How one size ended."""
+
+    PASSED = "passed"
+    CLOSE = "passed, close to the guard"
+    GUARDED = "ended by the guard"
+    REFUSED = "refused"
+    TIMED_OUT = "timed out"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    NOT_RUN = "not run"
+
+
+class Outcome(str, enum.Enum):
+    """How the ramp ended."""
+
+    PASSED = "all sizes passed"
+    GUARD = "the guard ended the ramp"
+    INCOMPLETE = "not all sizes ran"
+    FAILED = "the ramp failed"
+    INTERRUPTED = "interrupted"
+
+
+class Chunk(NamedTuple):
+    """One forward of the probe: `tokens` new ones on top of `prefix_tokens`."""
+
+    prefix_tokens: int
+    tokens: int
+    start_s: float
+    end_s: float
+
+
+@dataclass
+class Probe:
+    """One size of the ramp."""
+
+    size_tokens: int
+    verdict: Verdict = Verdict.NOT_RUN
+    detail: str = ""
+    rid: str = ""
+    start_s: float | None = None
+    end_s: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    before_bytes: int | None = None
+    low_water_bytes: int | None = None
+    projected_low_bytes: int | None = None
+    chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the prompt went through with the guard quiet."""
+        return self.verdict in (Verdict.PASSED, Verdict.CLOSE)
+
+    @property
+    def seconds(self) -> float | None:
+        """From sending the prompt to its answer."""
+        return None if self.start_s is None or self.end_s is None else self.end_s - self.start_s
+
+    @property
+    def tokens_done(self) -> int | None:
+        """Prompt tokens computed, cached ones not counted; None where nobody knows."""
+        if self.passed:
+            return (self.prompt_tokens or self.size_tokens) - (self.cached_tokens or 0)
+        return sum(chunk.tokens for chunk in self.chunks) if self.chunks else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Computed tokens over the whole time of the request."""
+        done, seconds = self.tokens_done, self.seconds
+        return done / seconds if done and seconds else None
+
+
+@dataclass
+class Abort:
+    """What happened when the guard tripped."""
+
+    at_s: float
+    available_bytes: int
+    reason: str
+    size_tokens: int | None
+    request_ended: bool = False
+    recovered: bool = False
+    recovery_s: float | None = None
+    available_after_bytes: int | None = None
+    server_healthy: bool | None = None
+
+
+@dataclass
+class Run:
+    """One ramp. `machine` and `engine` are facts for the report, as plain JSON values."""
+
+    label: str
+    started_s: float
+    date: str
+    command: str
+    url: str
+    machine: dict[str, Any]
+    engine: dict[str, Any]
+    sizes_tokens: list[int]
+    guard_bytes: int = 0
+    headroom_bytes: int | None = None
+    baseline_bytes: int = 0
+    sample_interval_s: float = 0.0
+    samples: int = 0
+    largest_sample_gap_s: float = 0.0
+    locked_in_memory: bool = False
+    chunk_source: str = ""
+    probes: list[Probe] = field(default_factory=list)
+    abort: Abort | None = None
+    outcome: Outcome = Outcome.FAILED
+    exit_code: int = 1
+    ended_s: float | None = None
+    notes: list[str] = field(default_factory=list)
+    samples_file: str = "samples.jsonl"
+    schema: int = SCHEMA
+
+    @property
+    def largest_passed_tokens(self) -> int | None:
+        """The largest prompt that went through."""
+        return max((probe.size_tokens for probe in self.probes if probe.passed), default=None)
+
+    @property
+    def low_water_bytes(self) -> int | None:
+        """The least MemAvailable of the whole ramp."""
+        return min((p.low_water_bytes for p in self.probes if p.low_water_bytes is not None), default=None)
+
+
+def to_json(run: Run) -> dict[str, Any]:
+    """Plain JSON values; times to the millisecond."""
+    values: dict[str, Any] = _rounded(asdict(run))
+    return values
+
+
+def from_json(values: Mapping[str, Any]) -> Run:
+    """The run that `to_json` wrote. Raises ValueError, KeyError or TypeError on anything else."""
+    if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
+        raise ValueError(f"not an object with schema {SCHEMA}")
+    fields = dict(values)
+    probes = [
+        Probe(**{**p, "verdict": Verdict(p["verdict"]), "chunks": [Chunk(*c) for c in p["chunks"]]})
+        for p in fields.pop("probes")
+    ]
+    abort = fields.pop("abort")
+    outcome = Outcome(fields.pop("outcome"))
+    return Run(**fields, probes=probes, abort=Abort(**abort) if abort else None, outcome=outcome)
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return value

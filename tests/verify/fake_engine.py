@@ -1,0 +1,187 @@
+"""A stand-in for a running SGLang server: real HTTP, made-up chunks, and the /proc/meminfo they would leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+GIB = 2**30
+
+
+@dataclass
+class FakeEngine:
+    """Computes a prompt in chunks of `static_tokens`, or under `budget`; each takes `bytes_per_pair` * T * (L + T)."""
+
+    folder: Path
+    available_gib: float = 8.0
+    static_tokens: int = 1_000
+    budget: int | None = None
+    chunk_s: float = 0.02
+    bytes_per_pair: int = 400
+    leaks: bool = False
+    context: int | None = 131_072
+    api_key: str | None = None
+    abort_key: str | None = None
+    writes_trace: bool = True
+    writes_log: bool = False
+    dies_at_tokens: int | None = None
+    hears_aborts: bool = True
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.prompts: list[list[int]] = []
+        self.aborted: set[str] = set()
+        self.meminfo = self.folder / "meminfo"
+        self.trace = self.folder / "trace.jsonl"
+        self.log = self.folder / "server.log"
+        self.set_available(self.available_gib * GIB)
+        if self.writes_trace:
+            self.trace.touch()
+        if self.writes_log:
+            self.log.touch()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def set_available(self, n_bytes: float) -> None:
+        """Write MemAvailable in place: the sampler keeps the file open."""
+        lines = [("MemTotal", 16 * GIB), ("MemFree", 100 * 2**20), ("MemAvailable", n_bytes), ("SwapFree", 0)]
+        text = "".join(f"{name + ':':<16}{max(0, int(value)) // 1024:>12} kB\n" for name, value in lines)
+        fd = os.open(self.meminfo, os.O_WRONLY | os.O_CREAT)
+        try:
+            os.pwrite(fd, text.encode(), 0)
+        finally:
+            os.close(fd)
+
+    def chunk_tokens(self, prefix: int) -> int:
+        if self.budget is None or prefix == 0:
+            return self.static_tokens
+        return max(64, min(self.static_tokens, self.budget // prefix // 64 * 64))
+
+    def server_info(self) -> dict[str, Any]:
+        effective = {"summary": f"budget {self.budget:,} token^2"} if self.budget else {}
+        hooks = {"trace": {"outcome": "applied", "detail": str(self.trace)}} if self.writes_trace else {}
+        dynchunk = {"version": "0.1.0", "mode": "on", "rank": "", "hooks": hooks, "effective": effective}
+        return {
+            "version": "0.5.23",
+            "model_path": "fake-model",
+            "chunked_prefill_size": self.static_tokens,
+            "context_length": self.context,
+            "page_size": 64,
+            "attention_backend": "fa3",
+            "tp_size": 1,
+            "pp_size": 1,
+            "api_key": self.api_key,
+            "launch_command": f"sglang --api-key {self.api_key}",
+            "internal_states": [{"dynchunk": dynchunk} if self.budget else {}],
+            **self.info,
+        }
+
+    def answer(self, method: str, path: str, body: Any, authorization: str | None) -> tuple[int, Any] | None:
+        """(status, body) of one call. None: the server died."""
+        if method == "POST":
+            self.calls.append((path, None if path == "/generate" else body))
+        wanted = self.abort_key if path == "/abort_request" and self.abort_key else self.api_key
+        if wanted is not None and authorization != f"Bearer {wanted}":
+            return 401, {"error": "Unauthorized"}
+        if path == "/generate":
+            generated = self.generate(body)
+            return None if generated is None else (200, generated)
+        if path == "/abort_request":
+            self.aborted.add(body["rid"])
+        answers = {
+            "/server_info": self.server_info(),
+            "/v1/models": {"data": [{"id": "fake", "max_model_len": 4_096}]},
+        }
+        known = path in answers or path in ("/abort_request", "/flush_cache", "/health")
+        return 200 if known else 404, answers.get(path)
+
+    def generate(self, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Run one request. None: the server died."""
+        rid, ids = request["rid"], request["input_ids"]
+        self.prompts.append(ids)
+        prefix = 0
+        while prefix < len(ids):
+            if rid in self.aborted and self.hears_aborts:
+                return {"text": "", "meta_info": {"id": rid, "finish_reason": {"type": "abort", "message": "Aborted"}}}
+            if self.dies_at_tokens is not None and prefix >= self.dies_at_tokens:
+                return None
+            tokens = min(self.chunk_tokens(prefix), len(ids) - prefix)
+            launched_s = time.time()
+            taken = self.bytes_per_pair * tokens * (prefix + tokens)
+            self.set_available(self.available_gib * GIB - taken)
+            time.sleep(self.chunk_s * tokens / self.static_tokens)
+            if not self.leaks:
+                self.set_available(self.available_gib * GIB)
+            self._write_lines(rid, launched_s, prefix, tokens)
+            prefix += tokens
+        return {
+            "text": "x",
+            "meta_info": {"finish_reason": {"type": "length"}, "prompt_tokens": len(ids), "cached_tokens": 0},
+        }
+
+    def _write_lines(self, rid: str, launched_s: float, prefix: int, tokens: int) -> None:
+        took_s = time.time() - launched_s
+        if self.writes_trace:
+            line = {"t": launched_s, "ms": took_s * 1000, "mode": "extend", "rows": tokens, "longest": prefix}
+            with self.trace.open("a") as file:
+                file.write(json.dumps(line | {"reqs": [[rid, prefix, tokens]]}) + "\n")
+        if self.writes_log:
+            with self.log.open("a") as file:
+                file.write(log_line(tokens, tokens / took_s) + "\n")
+
+
+def log_line(tokens: int, tokens_per_s: float, *, cached: int = 0, rank: str = "") -> str:
+    """A line as SGLang 0.5.23 writes it (metrics_reporter.report_prefill_stats)."""
+    now = datetime.now(tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    return (
+        f"[{now}{rank}] Prefill batch, #new-seq: 1, #new-token: {tokens}, #cached-token: {cached}, token usage: 0.07, "
+        f"#running-req: 0, #queue-req: 0, #pending-token: 0, cuda graph: False, "
+        f"input throughput (token/s): {tokens_per_s:.2f}"
+    )
+
+
+def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._respond("GET")
+
+        def do_POST(self) -> None:
+            self._respond("POST")
+
+        def _respond(self, method: str) -> None:
+            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            path = urlsplit(self.path).path
+            answer = engine.answer(method, path, json.loads(data) if data else None, self.headers.get("Authorization"))
+            if answer is None:
+                self.close_connection = True
+                return
+            status, body = answer
+            out = b"" if body is None else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(out)))
+            self.end_headers()
+            with contextlib.suppress(OSError):  # nobody waits for it any more
+                self.wfile.write(out)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    return Handler

@@ -1,0 +1,149 @@
+"""The guard's decision, on readings of MemAvailable that were reported from real machines and on laws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scripts.verify.decide import GIB, Action, Limits, Sample, decide, projected_low_bytes
+
+MIB = 2**20
+
+
+def readings(available_gib: Iterable[float], every_s: float = 1.0, free_bytes: int = GIB) -> list[Sample]:
+    return [Sample(index * every_s, round(gib * GIB), free_bytes, 0) for index, gib in enumerate(available_gib)]
+
+
+def actions(samples: Sequence[Sample], limits: Limits) -> set[Action]:
+    """Every decision on the way, as the sampler takes them."""
+    return {decide(samples[: count + 1], limits).action for count in range(len(samples))}
+
+
+def test_below_the_guard_aborts_at_once() -> None:
+    """One reading below the guard is enough, and the reason says both numbers."""
+    decision = decide(readings([8, 8, 1.49]), Limits.at(GIB * 3 // 2))
+    assert decision.action is Action.ABORT
+    assert "1.49 GiB" in decision.reason
+    assert "1.50 GiB" in decision.reason
+
+
+def test_at_the_guard_warns() -> None:
+    """The guard itself is still allowed; close to it is said."""
+    limits = Limits.at(2 * GIB)
+    assert decide(readings([2.0]), limits).action is Action.WARN
+    assert decide(readings([2.49]), limits).action is Action.WARN
+    assert decide(readings([2.5]), limits).action is Action.CONTINUE
+
+
+def test_a_collapse_aborts_before_the_guard() -> None:
+    """22, 18, 13 GiB at one reading a second, a guard of 2 GiB: under 3 s are left, so it aborts at 13, not before."""
+    samples = readings([22, 18, 13])
+    limits = Limits.at(2 * GIB)
+    assert [decide(samples[:n], limits).action for n in (1, 2, 3)] == [Action.CONTINUE, Action.CONTINUE, Action.ABORT]
+    assert "2.8 s to the guard" in decide(samples, limits).reason
+
+
+def test_a_collapse_aborts_at_any_rate_of_sampling() -> None:
+    """The same fall read ten or twenty times a second aborts as well, with gigabytes to spare."""
+    for rate in (4, 10, 20):
+        falling = readings([22 - 4.5 * index / rate for index in range(5 * rate)], 1 / rate)
+        limits = Limits.at(2 * GIB)
+        aborted = next(s for n, s in enumerate(falling) if decide(falling[: n + 1], limits).action is Action.ABORT)
+        assert aborted.available_bytes > 10 * GIB
+
+
+def test_a_healthy_server_with_little_memfree_is_left_alone() -> None:
+    """MemFree of 1,222 to 1,466 MiB for 5 s beside a steady MemAvailable of 7,040 MiB killed a healthy server once."""
+    samples = [
+        Sample(float(index), 7_040 * MIB, free * MIB, 0)
+        for index, free in enumerate((1_222, 1_310, 1_290, 1_400, 1_466))
+    ]
+    assert actions(samples, Limits.at(2 * GIB)) == {Action.CONTINUE}
+
+
+def test_the_dip_of_every_chunk_is_left_alone() -> None:
+    """A budget's chunks take 2.5 GiB within a tenth of a second and give it back, all the way through a prompt."""
+    dips = readings([5.9 - 2.5 * (index % 8 in (3, 4, 5)) for index in range(400)], 0.1)
+    assert actions(dips, Limits.at(GIB * 3 // 2)) == {Action.CONTINUE}
+
+
+def test_a_slow_cpu_filling_its_scores_is_left_alone() -> None:
+    """On a slow machine a chunk's 3 GiB take 2.5 s to be written; that ends above the guard and must not abort."""
+    falling = [6.0 - 3.0 * index / 25 for index in range(26)]
+    assert Action.ABORT not in actions(readings([6.0] * 20 + falling + [6.0] * 10, 0.1), Limits.at(2 * GIB))
+
+
+def test_a_step_is_no_fall() -> None:
+    """10 GiB that go at once and then stay gone are no trend, however little time the step seems to leave."""
+    for position in range(10, 40):
+        steps = [18.0] * position + [13.0] + [8.0] * 40
+        assert actions(readings(steps, 0.1), Limits.at(2 * GIB)) == {Action.CONTINUE}
+
+
+def test_nothing_read_yet_continues() -> None:
+    """No reading, no verdict."""
+    assert decide([], Limits.at(GIB)).action is Action.CONTINUE
+
+
+memory_bytes = st.integers(0, 200 * GIB)
+series = st.lists(st.tuples(st.floats(0.01, 2.0), memory_bytes, memory_bytes), min_size=1, max_size=40)
+
+
+def as_samples(
+    rows: Sequence[tuple[float, int, int]], more_bytes: int = 0, free_bytes: int | None = None
+) -> list[Sample]:
+    at_s = 0.0
+    samples = []
+    for gap_s, available, free in rows:
+        at_s += gap_s
+        samples.append(Sample(at_s, available + more_bytes, free if free_bytes is None else free_bytes, 0))
+    return samples
+
+
+SEVERITY = [Action.CONTINUE, Action.WARN, Action.ABORT]
+
+
+@given(series, memory_bytes, memory_bytes)
+def test_memfree_never_matters(rows: list[tuple[float, int, int]], free_bytes: int, guard_bytes: int) -> None:
+    """Whatever MemFree is, the decision is the same."""
+    limits = Limits.at(guard_bytes)
+    assert decide(as_samples(rows), limits) == decide(as_samples(rows, free_bytes=free_bytes), limits)
+
+
+@given(series, memory_bytes, memory_bytes)
+def test_more_memory_is_never_judged_harder(
+    rows: list[tuple[float, int, int]], more_bytes: int, guard_bytes: int
+) -> None:
+    """The same readings with more memory everywhere never get a harder verdict."""
+    limits = Limits.at(guard_bytes)
+    before, after = decide(as_samples(rows), limits), decide(as_samples(rows, more_bytes), limits)
+    assert SEVERITY.index(after.action) <= SEVERITY.index(before.action)
+
+
+@given(st.integers(1, 200), memory_bytes, st.floats(0.01, 2.0))
+def test_a_steady_reading_never_aborts(n_samples: int, available_bytes: int, every_s: float) -> None:
+    """As long as nothing changes, only the guard itself can abort."""
+    samples = readings([available_bytes / GIB] * n_samples, every_s)
+    assert decide(samples, Limits.at(samples[-1].available_bytes)).action is Action.WARN
+
+
+@given(series, memory_bytes)
+def test_below_the_guard_always_aborts(rows: list[tuple[float, int, int]], guard_bytes: int) -> None:
+    """Nothing that happened before makes up for a reading below the guard."""
+    samples = as_samples(rows)
+    if samples[-1].available_bytes < guard_bytes:
+        assert decide(samples, Limits.at(guard_bytes)).action is Action.ABORT
+
+
+def test_projection_goes_on_from_the_last_two_sizes() -> None:
+    """64k took 1 GiB, 128k took 2: 256k will take 4."""
+    taken = [(64_000, GIB), (128_000, 2 * GIB)]
+    assert projected_low_bytes(taken, 256_000, 10 * GIB) == 6 * GIB
+
+
+def test_projection_needs_two_sizes_and_never_promises_memory_back() -> None:
+    """One size says nothing about the next; a size that took less than the one before is taken for noise."""
+    assert projected_low_bytes([(64_000, GIB)], 128_000, 10 * GIB) is None
+    assert projected_low_bytes([(64_000, 2 * GIB), (128_000, GIB)], 256_000, 10 * GIB) == 9 * GIB

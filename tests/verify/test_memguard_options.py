@@ -1,0 +1,115 @@
+"""What memguard takes, what it refuses, and what it shows of it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from scripts.verify import memguard
+from scripts.verify.errors import MemguardError
+from scripts.verify.memguard import DEFAULT_SIZES, parse_sizes
+from scripts.verify.redact import redacted_command, without_password
+from tests.conftest import ROOT, clean_environ
+
+KEY = "s3cret-key"
+
+
+def program(*arguments: str, module: str = "memguard", **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", f"scripts.verify.{module}", *arguments],
+        cwd=ROOT,
+        env=clean_environ(COLUMNS="200", **env),
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_sizes_are_read_as_people_write_them() -> None:
+    """A k is a thousand; order and repetition do not matter."""
+    assert parse_sizes("128k, 64k,64000,1_500,0.5m") == (1_500, 64_000, 128_000, 500_000)
+
+
+def test_the_default_ramp() -> None:
+    """64k to 500k in nine steps that are no doublings."""
+    sizes = parse_sizes(DEFAULT_SIZES)
+    assert sizes == (64_000, 96_000, 128_000, 160_000, 200_000, 256_000, 320_000, 400_000, 500_000)
+
+
+@pytest.mark.parametrize("text", ["", " , ", "64q", "0", "-5", "64k,zero"])
+def test_wrong_sizes_are_named(text: str) -> None:
+    """A size that is none is named, with an example of a right one."""
+    with pytest.raises(MemguardError, match="write 64k,96k,128000"):
+        parse_sizes(text)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--api-key", KEY], [f"--api-key={KEY}"], ["--label", f"x{KEY}x"], ["--api-key", KEY, "--sizes", "64k"]],
+)
+def test_the_key_is_not_in_the_command(arguments: list[str]) -> None:
+    """However the key is given, the recorded command has stars in its place."""
+    command = redacted_command("memguard", arguments, KEY)
+    assert KEY not in command
+    assert "***" in command
+
+
+def test_other_arguments_are_recorded_as_typed() -> None:
+    """The command can be pasted into a shell."""
+    assert (
+        redacted_command("memguard", ["--label", "a b", "--sizes", "64k"], None) == "memguard --label 'a b' --sizes 64k"
+    )
+
+
+def test_a_password_in_the_address_is_hidden() -> None:
+    """Everything before the @ of an address is hidden, nothing else is."""
+    assert without_password("http://me:word@host:30000/x") == "http://***@host:30000/x"
+    assert without_password("http://host:30000") == "http://host:30000"
+    assert "word" not in redacted_command("memguard", ["--url", "http://me:word@host"], None)
+
+
+def test_help_says_how_it_ends() -> None:
+    """The exit codes are in --help, and the key of the environment is not."""
+    done = program("--help", API_KEY=KEY)
+    assert done.returncode == 0
+    assert "Exit codes: 0 all sizes passed; 2 the guard tripped; 1 an error" in " ".join(done.stdout.split())
+    assert KEY not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--guard"], "No such option"),
+        (["--guard-gib", "much"], "should be a valid number"),
+        (["--guard-gib", "1", "--headroom-gib", "2"], "--guard-gib and --headroom-gib: give one of them"),
+        (["--out", "a", "--append", "b"], "--out and --append: give one of them"),
+        (["--sizes", "big"], "big is no number of tokens"),
+        (["--url", "here"], "'here' is not an address like http://127.0.0.1:30000"),
+        (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
+    ],
+)
+def test_a_mistake_ends_with_1(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 belongs to the guard: a mistyped option, whatever it is, ends with 1 and one clear sentence."""
+    monkeypatch.setattr(sys, "argv", ["memguard", *arguments])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(memguard._UsageSeen, "accepted", False)
+    monkeypatch.delenv("DYNCHUNK_TRACE", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        memguard.main()
+    assert ended.value.code == 1
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_plots_alone() -> None:
+    """`plots` says how it is called, and what is wrong with a folder."""
+    assert program("--help", module="plots").returncode == 0
+    assert program(module="plots").returncode == 1
+    done = program("/nonexistent", module="plots")
+    assert done.returncode == 1
+    assert "holds no run.json" in done.stderr

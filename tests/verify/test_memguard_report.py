@@ -1,0 +1,288 @@
+"""What the report says, and that its data survives being written and read."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripts.verify import engine, figures, machine, plots, records, report
+from scripts.verify.decide import GIB, Sample
+from scripts.verify.errors import RecordError
+from scripts.verify.results import Abort, Chunk, Outcome, Probe, Run, Verdict, from_json, to_json
+
+
+def a_run(label: str = "budget", **fields: Any) -> Run:
+    run = Run(
+        label=label,
+        started_s=1_000.0,
+        date="2026-11-29",
+        command="memguard",
+        url="http://127.0.0.1:30000",
+        machine={"machine_id": "abc", "memory_total_bytes": 16 * GIB},
+        engine={"version": "0.5.23", "flags": {"page_size": 64}, "dynchunk": [], "model": "m"},
+        sizes_tokens=[4_000],
+        guard_bytes=2 * GIB,
+        baseline_bytes=8 * GIB,
+        outcome=Outcome.PASSED,
+        exit_code=0,
+        probes=[
+            Probe(
+                4_000,
+                Verdict.PASSED,
+                start_s=1_001.0,
+                end_s=1_003.0,
+                prompt_tokens=4_000,
+                cached_tokens=0,
+                low_water_bytes=3 * GIB,
+                chunks=[Chunk(0, 2_000, 1_001.0, 1_002.0), Chunk(2_000, 2_000, 1_002.0, 1_003.0)],
+            )
+        ],
+    )
+    for name, value in fields.items():
+        setattr(run, name, value)
+    return run
+
+
+def test_a_row_says_what_was_measured() -> None:
+    """Seconds, tokens/s, chunk sizes, cached tokens, low water, distance to the guard, verdict."""
+    assert "| 4,000 | 2.0 | 2,000 | 2 of 2,000 | 0 | 3.00 GiB | 1.00 GiB | passed |" in report.results_table(a_run())
+
+
+def test_cached_tokens_are_not_counted_as_computed() -> None:
+    """Half a prompt from the cache is half the speed, and the report says that it happened."""
+    run = a_run()
+    run.probes[0].cached_tokens = 2_000
+    assert run.probes[0].tokens_per_s == 1_000
+    assert "Prompts that found cached tokens: 1;" in report.render([run], [])
+
+
+def test_chunk_sizes_in_few_words() -> None:
+    """Few sizes are named, many are counted; the rest at the end of a prompt is no size of its own."""
+    chunks = [Chunk(0, size, 0.0, 1.0) for size in (2048, 2048, 17)]
+    assert report.chunk_summary(chunks) == "3 of 2,048"
+    falling = [Chunk(0, size, 0.0, 1.0) for size in (2048, 1024, 768, 512, 17)]
+    assert report.chunk_summary(falling) == "5: 2,048 to 512 in 4 sizes"
+    assert report.chunk_summary([Chunk(0, 17, 0.0, 1.0)]) == "1 of 17"
+    assert report.chunk_summary([]) == ""
+
+
+def test_a_slow_sampler_is_confessed() -> None:
+    """Below four readings a second the report says that a dip may have been missed."""
+    assert "may have been missed" not in report.render([a_run(largest_sample_gap_s=0.2)], [])
+    assert "The longest gap was 0.90 s" in report.render([a_run(largest_sample_gap_s=0.9)], [])
+
+
+def test_what_stands_between_bars_cannot_break_a_table() -> None:
+    """A message with a bar or a line break stays in its cell."""
+    run = a_run()
+    run.probes[0].detail = "a|b\nc"
+    row = next(line for line in report.results_table(run).splitlines() if "4,000" in line)
+    assert row.endswith("passed: a\\|b c |")
+
+
+def test_a_run_without_any_size_can_be_reported() -> None:
+    """A ramp that failed before its first prompt has a report all the same."""
+    text = report.render([a_run(probes=[Probe(4_000)], outcome=Outcome.FAILED, notes=["It broke."])], [])
+    assert "It broke." in text
+    assert "not run" in text
+
+
+def test_two_runs_with_different_sizes_share_a_table() -> None:
+    """A size that only one of them ran has dashes for the other."""
+    other = a_run("static", probes=[Probe(8_000, Verdict.GUARDED)])
+    table = report.joint_table([a_run(), other])
+    assert "| 4,000 | 2.0 | 2,000 | 3.00 GiB | passed | - | - | - | - |" in table
+    assert "| 8,000 | - | - | - | - | - | - | - | ended by the guard |" in table
+
+
+times = st.floats(0, 2e9, allow_nan=False).map(lambda value: round(value, 3))
+tokens = st.integers(0, 50_000)
+memory = st.none() | st.integers(0, 2**45)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.builds(
+            Probe,
+            tokens,
+            verdict=st.sampled_from(Verdict),
+            detail=st.text(),
+            start_s=st.none() | times,
+            end_s=st.none() | times,
+            low_water_bytes=memory,
+            chunks=st.lists(st.builds(Chunk, tokens, st.integers(1, 10_000), times, times), max_size=5),
+        ),
+        max_size=4,
+    ),
+    st.none() | st.builds(Abort, times, tokens, st.text(), st.none() | tokens, recovery_s=st.none() | times),
+    st.sampled_from(Outcome),
+)
+def test_a_run_comes_back_as_it_was(probes: list[Probe], abort: Abort | None, outcome: Outcome) -> None:
+    """What is written to run.json is what is read from it, and any run can be rendered."""
+    run = a_run(probes=probes, abort=abort, outcome=outcome)
+    assert from_json(json.loads(json.dumps(to_json(run)))) == run
+    assert report.render([run, run], []).startswith("# memguard")
+
+
+def record(folder: Path, run: Run, samples: list[Sample]) -> None:
+    recorder = records.Recorder(folder)
+    run.samples_file = recorder.samples_file
+    recorder.samples(samples)
+    recorder.run(run)
+    recorder.close()
+
+
+def test_a_line_that_was_cut_off_costs_only_itself(tmp_path: Path) -> None:
+    """A host that froze in the middle of a line leaves the rest readable."""
+    samples = [Sample(1_000.0 + index, GIB, GIB, 0) for index in range(3)]
+    record(tmp_path, a_run(), samples)
+    path = tmp_path / "samples.jsonl"
+    path.write_text(path.read_text()[:-20])
+    run = records.load(tmp_path)[0]
+    assert records.load_samples(tmp_path, run) == samples[:2]
+
+
+def test_each_chunk_is_one_line_of_the_file(tmp_path: Path) -> None:
+    """run.json can be read by people, thousands of chunks or not."""
+    record(tmp_path, a_run(), [])
+    lines = (tmp_path / "run.json").read_text().splitlines()
+    assert [line.strip() for line in lines if "2000, 2000" in line] == ["[2000, 2000, 1002.0, 1003.0]"]
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"schema": 99}', '{"schema": 1, "probes": [{}]}'])
+def test_a_file_of_another_kind_is_named(tmp_path: Path, content: str) -> None:
+    """A run.json that is none is an error with its path."""
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(RecordError, match=r"run\.json is not a run of this memguard"):
+        records.load(tmp_path)
+
+
+def test_plots_are_drawn_from_the_data_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`plots FOLDER` draws all four and the report that shows them, long after the run."""
+    record(tmp_path, a_run(), [Sample(1_000.0 + index, (8 - index) * GIB, GIB, 0) for index in range(4)])
+    assert plots.main([str(tmp_path)]) == 0
+    assert len(list(tmp_path.glob("*.png"))) == 4
+    assert (tmp_path / "REPORT.md").read_text().count("![") == 4
+    assert "4 plots are drawn again" in capsys.readouterr().out
+
+
+def test_nothing_is_drawn_of_nothing() -> None:
+    """Without samples and chunks there is no empty plot."""
+    measured = [(a_run(probes=[Probe(4_000)]), [])]
+    assert figures.memory(measured) is None
+    assert figures.chunks_over_time(measured) is None
+    assert figures.chunk_by_prefix(measured) is None
+    assert figures.tokens_per_second(measured) is None
+
+
+def test_the_guard_is_in_the_plot_of_memory() -> None:
+    """The line of the guard and the moment it tripped are drawn and named, inside the axes."""
+    run = a_run("static", abort=Abort(1_003.0, GIB, "why", 4_000))
+    figure = figures.memory([(run, [Sample(1_000.0 + index, (8 - index) * GIB, GIB, 0) for index in range(4)])])
+    axes = figure.axes[0]
+    labels = axes.get_legend_handles_labels()[1]
+    assert labels == ["static: MemAvailable", "guard, 2.00 GiB", "static: guard tripped"]
+    low, high = axes.get_ylim()
+    assert low < 1.0
+    assert high > 8.0
+    assert axes.get_ylabel() == "MemAvailable (GiB)"
+    assert axes.get_xlabel() == "time since the ramp started (s)"
+
+
+def test_every_guard_has_its_own_line_where_they_differ() -> None:
+    """Two rehearsals with different baselines have different guards."""
+    samples = [Sample(1_000.0, 8 * GIB, GIB, 0), Sample(1_001.0, 7 * GIB, GIB, 0)]
+    figure = figures.memory([(a_run("a"), samples), (a_run("b", guard_bytes=3 * GIB), samples)])
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert "a: guard, 2.00 GiB" in labels
+    assert "b: guard, 3.00 GiB" in labels
+
+
+def test_thousands_of_readings_are_drawn_with_their_lowest() -> None:
+    """However many readings share a point of the plot, the lowest of them is on the line."""
+    samples = [Sample(1_000.0 + index / 10, (2 if index == 7_777 else 8) * GIB, GIB, 0) for index in range(20_000)]
+    line = figures.memory([(a_run(), samples)]).axes[0].lines[0]
+    assert len(line.get_ydata()) < 2_000
+    assert min(line.get_ydata()) == 2.0
+
+
+class FakeNvml:
+    """NVML as on a machine whose GPU memory is host memory: it has no memory to report."""
+
+    @staticmethod
+    def nvmlInit() -> None: ...  # noqa: N802
+    @staticmethod
+    def nvmlShutdown() -> None: ...  # noqa: N802
+    @staticmethod
+    def nvmlSystemGetDriverVersion() -> bytes:  # noqa: N802
+        return b"580.173.02"
+
+    @staticmethod
+    def nvmlDeviceGetCount() -> int:  # noqa: N802
+        return 1
+
+    @staticmethod
+    def nvmlDeviceGetHandleByIndex(index: int) -> int:  # noqa: N802
+        return index
+
+    @staticmethod
+    def nvmlDeviceGetName(handle: int) -> str:  # noqa: N802
+        return "NVIDIA GB10"
+
+    @staticmethod
+    def nvmlDeviceGetMemoryInfo(handle: int) -> SimpleNamespace:  # noqa: N802
+        raise RuntimeError("Not Supported")
+
+
+def test_memory_that_nvml_does_not_know_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NOT_SUPPORTED is not 0 bytes: the GPU is named, its memory is said to be not reported."""
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml)
+    facts = machine.facts()
+    assert facts["gpus"] == [{"name": "NVIDIA GB10", "memory_bytes": None}]
+    assert facts["driver"] == "580.173.02"
+    assert "NVIDIA GB10 (memory not reported" in report.render([a_run(machine=facts)], [])
+
+
+def test_no_nvml_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without NVML, or where it fails, the report simply has no GPU."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert machine.facts()["gpus"] == []
+
+
+def test_machines_are_told_apart_without_their_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The id follows the machine and holds neither its id nor its name."""
+    (tmp_path / "machine-id").write_text("0123456789abcdef\n")
+    monkeypatch.setattr(machine, "_MACHINE_ID", tmp_path / "machine-id")
+    first = machine.machine_id()
+    assert first == machine.machine_id()
+    assert first not in "0123456789abcdef"
+    (tmp_path / "machine-id").write_text("another\n")
+    assert machine.machine_id() != first
+
+
+@pytest.mark.parametrize(
+    ("info", "context_tokens", "expected"),
+    [
+        ({}, None, None),
+        ({"context_length": 4_096}, None, (4_095, "the context length of 4,096")),
+        ({}, 4_096, (4_095, "the context length of 4,096")),
+        ({"context_length": 4_096, "max_req_input_len": 4_090}, None, (4_089, "the context length of 4,096")),
+        (
+            {"context_length": 4_096, "max_req_input_len": 1_000, "max_total_num_tokens": 1_006},
+            None,
+            (999, "the KV cache of 1,006 tokens"),
+        ),
+        ({"max_req_input_len": 1_000}, None, (999, "the engine's limit of 1,000 for an input")),
+    ],
+)
+def test_the_longest_prompt(info: dict[str, int], context_tokens: int | None, expected: tuple[int, str] | None) -> None:
+    """The smaller of what the model and the engine take, and which of them it is."""
+    assert engine.longest_prompt(info, context_tokens) == expected

@@ -66,11 +66,7 @@ def write() -> None:
     global _written
     _written = True
     now = snapshot()
-    by_outcome: dict[str, list[str]] = {}
-    for name, entry in now["hooks"].items():
-        by_outcome.setdefault(entry["outcome"], []).append(name)
-    parts = [f"{now['mode']}, sglang {now['engine']}"]
-    parts += [f"{outcome}: {', '.join(names)}" for outcome, names in sorted(by_outcome.items())]
+    parts = [f"{now['mode']}, sglang {now['engine']}", *_hooks_in_words()]
     if "summary" in _effective:
         parts.append(_effective["summary"])
     say(f"{__version__} " + "; ".join(parts))
@@ -78,12 +74,24 @@ def write() -> None:
     sys.stderr.flush()
 
 
+def _hooks_in_words() -> list[str]:
+    """The hooks by outcome. What this engine or model has no use for is only counted; the JSON line has it all."""
+    by_outcome: dict[str, list[str]] = {}
+    for name, entry in sorted(_hooks.items()):
+        by_outcome.setdefault(entry["outcome"], []).append(name)
+    return [
+        f"{outcome}: {len(names)}" if outcome in (ABSENT, NOT_IN_USE) else f"{outcome}: {', '.join(names)}"
+        for outcome, names in sorted(by_outcome.items())
+    ]
+
+
 def write_in_main_process() -> None:
     """Write the lines at import time where no scheduler will follow: the process that people start.
 
-    SGLang's schedulers are spawned children; they write when they know the effective sizes.
+    SGLang's schedulers are spawned children; they write when they know the effective sizes. Told apart by name, which
+    a spawned child has before it imports anything (its parent process it learns only later).
     """
-    if multiprocessing.parent_process() is None and not _written:
+    if multiprocessing.current_process().name == "MainProcess" and not _written:
         write()
 
 

@@ -10,7 +10,9 @@ try:
     import typer
     from rich.console import Console
 except ImportError as missing:
-    sys.exit(f"dynchunk: {missing}; the tools need what requirements/tools.txt lists (scripts/quickstart.sh installs it)")
+    sys.exit(
+        f"dynchunk: {missing}; the tools need what requirements/tools.txt lists (scripts/quickstart.sh installs it)"
+    )
 
 from dynchunk import __version__
 from dynchunk.settings import SettingsError

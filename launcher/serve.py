@@ -100,7 +100,8 @@ def engine_environ(environ: Mapping[str, str]) -> dict[str, str]:
 def run(environ: Mapping[str, str], *, dry_run: bool) -> None:
     """Show the plan and become the engine. Raises SettingsError; returns only on a dry run."""
     planned = plan(environ)
-    show(planned, environ, Console(soft_wrap=False))
+    # In a container's log there is no terminal to ask for its width, and 80 columns fold the longest names.
+    show(planned, environ, Console(width=None if sys.stdout.isatty() else 120))
     if dry_run:
         return
     sys.stdout.flush()

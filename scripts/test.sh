@@ -15,16 +15,16 @@ fi
 if [ -n "$fast" ]; then
     make_venv requirements/test.txt
 else
-    make_venv requirements/engine.txt requirements/test.txt
+    make_venv requirements/engine.txt requirements/test.txt requirements/image-test.txt
 fi
 export PYTHONPATH="$PWD/adapter:$PWD"
 
 say "lint and types"
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-.venv/bin/mypy adapter/dynchunk launcher scripts
+.venv/bin/mypy adapter/dynchunk launcher scripts docker-images/cpu-reference/plugin/dynchunk_reference
 .venv/bin/lint-imports --no-logo
-.venv/bin/shellcheck -x dynchunk scripts/*.sh .ci/run
+.venv/bin/shellcheck -x dynchunk scripts/*.sh tests/image/*.sh .ci/run
 .venv/bin/python -m scripts.settings_docs --check
 
 say "tests"

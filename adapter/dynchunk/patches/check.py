@@ -7,6 +7,7 @@ this Python would import. Exit code 1 when a contract is not met. The image buil
 from __future__ import annotations
 
 import sys
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -39,12 +40,16 @@ def engine_folder() -> Path:
 
 
 def engine_version(site_folder: Path) -> str:
-    """The version of the engine under `site_folder`, from its package metadata."""
-    for info in site_folder.glob("sglang-*.dist-info/METADATA"):
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("Version: "):
-                return line.removeprefix("Version: ").strip()
-    return "unknown"
+    """The version of the engine under `site_folder`, from the package metadata beside it.
+
+    An editable install has its metadata elsewhere: there it is the version that this Python knows.
+    """
+    for found in metadata.distributions(name="sglang", path=[str(site_folder)]):
+        return found.version
+    try:
+        return metadata.version("sglang") if site_folder == engine_folder() else "unknown"
+    except (LookupError, metadata.PackageNotFoundError):
+        return "unknown"
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,1 @@
+"""What the image build runs to prove itself."""

@@ -1,0 +1,195 @@
+"""The main job on a machine without GPU or Docker: the same ramp against a static chunk and against DynChunk.
+
+Started by scripts/quickstart.sh, which has installed what is needed. Serves the reference platform twice on the real
+SGLang scheduler, first stock and then with the budget sizer, lets memguard ramp prompts against both with one guard,
+and checks that the static run trips it and the budget run does not. One report holds both runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import psutil
+import typer
+
+ROOT = Path(__file__).resolve().parent.parent
+REFERENCE = ROOT / "docker-images" / "cpu-reference"
+CACHE = ROOT / ".cache" / "quickstart"
+MODEL = ROOT / ".cache" / "reference-model"
+START_TIMEOUT_S = 300
+EXIT_PASSED, EXIT_GUARD = 0, 2
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One of the two runs. `expected`: memguard's exit code."""
+
+    label: str
+    mode: str
+    expected: int
+    story: str
+
+
+ARMS = (
+    Arm("static", "off", EXIT_GUARD, "the stock engine with its static chunk: expected to trip the guard"),
+    Arm("budget", "on", EXIT_PASSED, "the same engine with DynChunk: expected to pass"),
+)
+
+
+def main(
+    sizes: Annotated[str, typer.Option(help="Prompt sizes of the ramp.")] = "8k,16k,24k,32k,48k",
+    headroom_gib: Annotated[float, typer.Option(help="The guard: this much below the memory available at rest.")] = 1.25,
+    budget: Annotated[str, typer.Option(help="DYNCHUNK_BUDGET of the second run, token^2.")] = "16M",
+    chunk: Annotated[int, typer.Option(help="The engine's chunk size in both runs.")] = 2048,
+) -> None:
+    """Serve the reference platform twice and ramp prompts against both. Exit code 0 if the story holds."""
+    # SIGTERM like Ctrl-C: whoever ends this gets its servers ended too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    started = time.monotonic()
+    _enough_memory(headroom_gib)
+    step("writing the tiny model")
+    run_quietly(sys.executable, str(REFERENCE / "make_model.py"), str(MODEL))
+    report = _new_report_folder()
+    ramp = ["--sizes", sizes, "--headroom-gib", str(headroom_gib)]
+    codes = {}
+    for number, arm in enumerate(ARMS, start=1):
+        step(f"run {number} of {len(ARMS)}: {arm.story}")
+        into = ["--out" if number == 1 else "--append", str(report)]
+        with serving(arm, budget=budget, chunk=chunk) as (url, log):
+            command = [sys.executable, "-m", "scripts.verify.memguard", "--url", url, "--label", arm.label]
+            codes[arm.label] = subprocess.run(
+                [*command, "--server-log", str(log), *ramp, *into], check=False
+            ).returncode
+    step(f"done in {(time.monotonic() - started) / 60:.1f} minutes; the report: {report / 'REPORT.md'}")
+    wrong = [
+        f"{arm.label}: memguard ended with {codes[arm.label]}, expected {arm.expected}"
+        for arm in ARMS
+        if codes[arm.label] != arm.expected
+    ]
+    if wrong:
+        print("The runs did not go as expected:\n  " + "\n  ".join(wrong))
+        print("Other programs may have taken or freed memory meanwhile; the report shows MemAvailable over time.")
+        raise typer.Exit(1)
+    print(f"The static chunk tripped the guard at {headroom_gib:g} GiB of headroom; DynChunk passed the same ramp.")
+
+
+def step(what: str) -> None:
+    """One progress line."""
+    print(f"\n==> [{time.strftime('%H:%M:%S')}] {what}", flush=True)
+
+
+def run_quietly(*command: str) -> None:
+    """Run a step whose output matters only when it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"quickstart: {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
+
+
+def _enough_memory(headroom_gib: float) -> None:
+    needed_gib = headroom_gib + 6  # the engine's processes take about 3 GiB, and the guard must not be the host's end
+    available_gib = psutil.virtual_memory().available / 2**30
+    if available_gib < needed_gib:
+        sys.exit(
+            f"quickstart: {available_gib:.1f} GiB of memory are available, about {needed_gib:.1f} are needed; close "
+            "other programs, or lower --headroom-gib together with --sizes"
+        )
+
+
+def _new_report_folder() -> Path:
+    """logs/profile-DATE, with a number behind it where that exists: nothing is overwritten."""
+    base = ROOT / "logs" / f"profile-{datetime.now().astimezone():%Y-%m-%d}"
+    for number in range(1, 1000):
+        folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
+        if not folder.exists():
+            return folder
+    sys.exit(f"quickstart: {base.parent} holds a thousand reports of today; move some away")
+
+
+@contextlib.contextmanager
+def serving(arm: Arm, *, budget: str, chunk: int) -> Iterator[tuple[str, Path]]:
+    """(url, log) of a server for one run; all its processes are ended afterwards, whatever happens."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    log = CACHE / f"{arm.label}.log"
+    trace = CACHE / f"{arm.label}.jsonl"
+    trace.unlink(missing_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("DYNCHUNK_")} | {
+        "DYNCHUNK_MODE": arm.mode,
+        "DYNCHUNK_BUDGET": budget,
+        "DYNCHUNK_TRACE": str(trace),
+        "MODEL_PATH": str(MODEL),
+        "CHUNKED_PREFILL_SIZE": str(chunk),
+        "CONTEXT_LENGTH": "131072",
+        "MAX_TOTAL_TOKENS": "140000",
+        "PAGE_SIZE": "64",
+        "HOST": "127.0.0.1",
+        "PORT": str(port),
+        **_reference_environ(),
+    }
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [ROOT / "dynchunk", "serve"], env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_until_healthy(url, process, log)
+        yield url, log
+    finally:
+        _end(process)
+
+
+def _reference_environ() -> dict[str, str]:
+    """The reference platform's own environment file: `NAME=value` lines, relative paths from its folder."""
+    environ = {}
+    for line in (REFERENCE / "env").read_text(encoding="utf-8").splitlines():
+        name, found, value = line.partition("=")
+        if found and not line.startswith("#"):
+            environ[name.strip()] = value.strip()
+    environ["PYTHONPATH"] = os.pathsep.join([str(REFERENCE / "plugin"), os.environ.get("PYTHONPATH", "")])
+    return environ
+
+
+def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    step(f"the engine starts (20 s to 1 minute; its log: {log})")
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            sys.exit(f"quickstart: the engine ended with {process.returncode}; the end of {log}:\n{_tail(log)}")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{url}/health", timeout=30).status_code == httpx.codes.OK:
+                return
+        time.sleep(1)
+    sys.exit(f"quickstart: the engine was not ready in {START_TIMEOUT_S} s; the end of {log}:\n{_tail(log)}")
+
+
+def _tail(log: Path, lines: int = 25) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the server and everything it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=20)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+if __name__ == "__main__":
+    typer.run(main)

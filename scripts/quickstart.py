@@ -26,8 +26,10 @@ import typer
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "docker-images" / "cpu-reference"
-CACHE = ROOT / ".cache" / "quickstart"
-MODEL = ROOT / ".cache" / "reference-model"
+# Relative to the checkout, as everything that ends up in the report: whose folder it lies in is nobody's business.
+CACHE = Path(".cache", "quickstart")
+MODEL = Path(".cache", "reference-model")
+LOGS = Path("logs")
 START_TIMEOUT_S = 300
 EXIT_PASSED, EXIT_GUARD = 0, 2
 
@@ -50,13 +52,14 @@ ARMS = (
 
 def main(
     sizes: Annotated[str, typer.Option(help="Prompt sizes of the ramp.")] = "8k,16k,24k,32k,48k",
-    headroom_gib: Annotated[float, typer.Option(help="The guard: this much below the memory available at rest.")] = 1.25,
+    headroom_gib: Annotated[float, typer.Option(help="The guard: this much below the memory available at rest.")] = 1.4,
     budget: Annotated[str, typer.Option(help="DYNCHUNK_BUDGET of the second run, token^2.")] = "16M",
     chunk: Annotated[int, typer.Option(help="The engine's chunk size in both runs.")] = 2048,
 ) -> None:
     """Serve the reference platform twice and ramp prompts against both. Exit code 0 if the story holds."""
     # SIGTERM like Ctrl-C: whoever ends this gets its servers ended too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.chdir(ROOT)
     started = time.monotonic()
     _enough_memory(headroom_gib)
     step("writing the tiny model")
@@ -109,7 +112,7 @@ def _enough_memory(headroom_gib: float) -> None:
 
 def _new_report_folder() -> Path:
     """logs/profile-DATE, with a number behind it where that exists: nothing is overwritten."""
-    base = ROOT / "logs" / f"profile-{datetime.now().astimezone():%Y-%m-%d}"
+    base = LOGS / f"profile-{datetime.now().astimezone():%Y-%m-%d}"
     for number in range(1, 1000):
         folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
         if not folder.exists():

@@ -25,7 +25,7 @@ say "lint and types"
 .venv/bin/mypy adapter/dynchunk launcher scripts docker-images/cpu-reference/plugin/dynchunk_reference
 .venv/bin/lint-imports --no-logo
 .venv/bin/shellcheck -x dynchunk scripts/*.sh tests/image/*.sh .ci/run
-.venv/bin/python -m scripts.settings_docs --check
+.venv/bin/python -m scripts.render_docs --check
 
 say "tests"
 if [ -n "$fast" ]; then

@@ -120,7 +120,7 @@ def test_answers_differ_from_prompt_to_prompt(answers: dict[int, list[int]]) -> 
 @pytest.mark.parametrize(
     ("flags", "environ", "said"),
     [
-        (("--chunked-prefill-size", "-1"), {}, "chunked prefill is off"),
+        (("--chunked-prefill-size", "-1", "--mem-fraction-static", "0.5"), {}, "chunked prefill is off"),
         (STATIC, {"DYNCHUNK_PAGE": "96"}, "DYNCHUNK_PAGE=96 is not a multiple of the engine's page of 64"),
         (STATIC, {"DYNCHUNK_BUDGET": "nan", "DYNCHUNK_PAG": "64"}, "did you mean DYNCHUNK_PAGE?"),
     ],

@@ -1,6 +1,6 @@
-"""Write the settings table of README.md and the whole of .env.example from the declarations in the code.
+"""Write what README.md and .env.example repeat from the code: the settings, and an example of the rule.
 
-`python -m scripts.settings_docs` writes both; `--check` only says whether they are up to date (exit code 1 if not).
+`python -m scripts.render_docs` writes both; `--check` only says whether they are up to date (exit code 1 if not).
 """
 
 from __future__ import annotations
@@ -9,16 +9,31 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from dynchunk import effective
+from dynchunk.policy.budget import chunk_tokens
 from dynchunk.settings import PREFIX, Settings, knob_fields, shown_default
 from launcher.environment import Launch
 
 ROOT = Path(__file__).resolve().parent.parent
-START, END = "<!-- settings: start -->", "<!-- settings: end -->"
 GROUPS = ((Settings, PREFIX, "DynChunk"), (Launch, "", "The engine (`./dynchunk serve` turns these into its flags)"))
 
 
-def readme_table() -> str:
-    """The tables between the two markers of README.md."""
+def ladder() -> str:
+    """The chunk by prefix, with the default settings and the engine's default page."""
+    limits = effective.resolve(Settings(), engine_page=1, static_tokens=2048, context_tokens=None).limits
+    lines = [
+        f"| with the default budget of {limits.budget:.1e} | the chunk (engine's size 2048, page {limits.page}) |",
+        "| --- | --- |",
+        f"| prefix 0 to {limits.budget // limits.chunk_max:,} | {limits.chunk_max:,}, as in the stock engine |",
+    ]
+    lines += [
+        f"| prefix {prefix:,} | {chunk_tokens(limits, prefix):,} |" for prefix in (131_072, 200_000, 400_000, 500_000)
+    ]
+    return "\n".join(lines)
+
+
+def settings_tables() -> str:
+    """Every setting: DynChunk's, then the launcher's."""
     parts = []
     for cls, prefix, title in GROUPS:
         lines = [f"**{title}**", "", "| name | default | accepts | meaning |", "| --- | --- | --- | --- |"]
@@ -34,7 +49,7 @@ def env_example() -> str:
     """The text of .env.example: every setting, its meaning above it, unset."""
     lines = [
         "# Settings for `docker compose up` and `./dynchunk serve`. Copy to .env and fill in what you need.",
-        "# An empty value counts as unset. Made by scripts/settings_docs.py from the declarations in the code.",
+        "# An empty value counts as unset. Made by scripts/render_docs.py from the declarations in the code.",
     ]
     for cls, prefix, title in GROUPS:
         lines += ["", f"# ---- {title.replace('`', '')} ----"]
@@ -52,12 +67,14 @@ def _default(f: Any) -> str:
 
 def _targets() -> dict[Path, str]:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    head, _, rest = readme.partition(START)
-    _, _, tail = rest.partition(END)
-    return {
-        ROOT / "README.md": f"{head}{START}\n{readme_table()}\n{END}{tail}",
-        ROOT / ".env.example": env_example(),
-    }
+    for name, text in {"ladder": ladder(), "settings": settings_tables()}.items():
+        start, end = f"<!-- {name}: start -->", f"<!-- {name}: end -->"
+        head, _, rest = readme.partition(start)
+        _, found, tail = rest.partition(end)
+        if not found:
+            raise SystemExit(f"README.md has no {start} ... {end}")
+        readme = f"{head}{start}\n{text}\n{end}{tail}"
+    return {ROOT / "README.md": readme, ROOT / ".env.example": env_example()}
 
 
 def stale() -> list[str]:
@@ -71,7 +88,7 @@ def main(argv: list[str]) -> int:
     """Write the files, or with --check report the stale ones."""
     if argv == ["--check"]:
         for name in stale():
-            print(f"{name} is out of date; run python -m scripts.settings_docs")
+            print(f"{name} is out of date; run python -m scripts.render_docs")
         return 1 if stale() else 0
     for path, text in _targets().items():
         path.write_text(text, encoding="utf-8")

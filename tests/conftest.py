@@ -51,6 +51,9 @@ def fake_engine(tmp_path: Path) -> Path:
     """A folder with a package `sglang` whose modules have the shape that the scheduler's contracts ask for."""
     managers = tmp_path / "fake" / "sglang" / "srt" / "managers"
     managers.mkdir(parents=True)
+    # Regular packages: a namespace package would lose against an installed engine.
+    for package in (managers, managers.parent, managers.parent.parent):
+        (package / "__init__.py").write_text("")
     (managers.parent / "runtime_context.py").write_text(FAKE_CONTEXT)
     (managers / "scheduler.py").write_text(FAKE_SCHEDULER)
     torch = tmp_path / "fake" / "torch"

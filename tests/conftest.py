@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dynchunk.patches.contracts import CONTRACTS, SCHEDULER
+
 ROOT = Path(__file__).resolve().parent.parent
 BOOT = ROOT / "adapter" / "boot"
 
@@ -34,16 +36,21 @@ def run_python(
     )
 
 
-FAKE_SCHEDULER = '''
-class Scheduler:
-    """Stands for the engine's class; only its shape matters."""
-    def maybe_init_dynamic_chunk_sizer(self): self.dynamic_chunk_sizer = None
-    def _get_new_batch_prefill_raw(self, prefill_delayer_single_pass, running_batch):
-        return self.chunked_req, self.dynamic_chunk_sizer.predict(1), self.chunked_prefill_size
-    def get_internal_state(self, recv_req): pass
-    def on_idle(self): pass
-'''
-FAKE_CONTEXT = "def get_parallel(): raise RuntimeError('no engine here')\n"
+FAKE_CONTEXT = """
+from types import SimpleNamespace
+def get_parallel(): raise RuntimeError("no engine here")
+get_disagg = get_exec = get_schedule = get_parallel
+"""
+
+
+def fake_source(module: str) -> str:
+    """A module with the classes and functions of its contracts: the right parameters, the names they must use."""
+    classes: dict[str, list[str]] = {}
+    for contract in CONTRACTS[module]:
+        owner, _, name = contract.target.partition(".")
+        uses = ", ".join(f"self.{used}" for used in contract.uses)
+        classes.setdefault(owner, []).append(f"    def {name}({contract.signatures[0]}): return [{uses}]")
+    return "\n".join(f"class {owner}:\n" + "\n".join(methods) for owner, methods in classes.items()) + "\n"
 
 
 @pytest.fixture
@@ -55,7 +62,7 @@ def fake_engine(tmp_path: Path) -> Path:
     for package in (managers, managers.parent, managers.parent.parent):
         (package / "__init__.py").write_text("")
     (managers.parent / "runtime_context.py").write_text(FAKE_CONTEXT)
-    (managers / "scheduler.py").write_text(FAKE_SCHEDULER)
+    (managers / "scheduler.py").write_text(fake_source(SCHEDULER))
     torch = tmp_path / "fake" / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text("")

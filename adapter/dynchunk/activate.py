@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 PATCHES = {
     "sglang.srt.managers.scheduler": "scheduler",
     "sglang.srt.managers.schedule_policy": "schedule_policy",
+    "sglang.srt.managers.scheduler_components.request_receiver": "request_receiver",
     "sglang.srt.model_executor.model_runner": "model_runner",
     # Where the sparse indexer keeps its score limits; patches/score_limits.py says what each one is.
     "sglang.srt.layers.attention.dsv4.v41_indexer.scoring": "score_limits",

@@ -1,19 +1,81 @@
-"""What this process's scheduler runs under. Filled once, when the scheduler is ready; engine hooks read it."""
+"""What this process's scheduler runs under, and what it has counted. Filled when the scheduler is ready.
+
+One scheduler a process, so the module is the one place. Everything that decides about chunks in here is the same on
+every rank: it comes from settings that were compared at start and from updates that all ranks adopt at one step.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+from math import lcm
 from typing import TYPE_CHECKING, Any
+
+from dynchunk import journal
+from dynchunk.agreement import Outbox
+from dynchunk.policy.admission import Cut
+from dynchunk.policy.turns import Turns
 
 if TYPE_CHECKING:
     from dynchunk.cache_release import CacheRelease
     from dynchunk.policy.budget import Budget
 
 limits: Budget | None = None
+# Cause -> tokens, for every floor this engine has; DYNCHUNK_CHUNK_MIN is one of them.
+floors: dict[str, int] = {}
+# What the engine aligns cuts to; asked late, because the engine sets it after the sizer.
+truncation_align: Callable[[], int | None] = type(None)
+# Whose pass it is while a long request is open.
+turns: Turns = Turns(every=0)
+# Updates of this rank on their way to all ranks.
+outbox = Outbox()
 release: CacheRelease | None = None
+# The long request that is out of sight for one pass, which belongs to waiting requests (patches/turns.py).
+hidden: Any = None
+# Set on every rank alike once our own code has failed: the engine's own sizes count from then on.
+degraded = False
+counts: Counter[str] = Counter()
+_said: set[str] = set()
+KEYS_REMEMBERED = 1000
+
+
+def active() -> Budget | None:
+    """The limits to decide by; None before the scheduler is ready and after our own code has failed."""
+    return None if degraded else limits
+
+
+def degrade(reason: str) -> None:
+    """Fall back to the engine's own sizes for good. Said once."""
+    global degraded
+    if not degraded:
+        degraded = True
+        journal.record("budget", journal.REFUSED, f"the engine's own chunk sizes count from now on: {reason}")
+        # Ranks fail alike, because they decide from the same state. Should one ever fail alone where requests enter,
+        # this takes the others along at one step.
+        outbox.post("degrade", reason)
+
+
+def cut() -> tuple[Cut, str]:
+    """Where a request may be cut now, and what sets the floor."""
+    align = lcm(limits.page if limits is not None else 1, truncation_align() or 1)
+    cause, floor = max(floors.items(), key=lambda item: item[1])
+    if align > floor:
+        cause, floor = "alignment", align
+    return Cut(align, -(-floor // align) * align), cause
+
+
+def say_once(key: str, sentence: str) -> None:
+    """A sentence in the log, once for each key."""
+    if len(_said) >= KEYS_REMEMBERED:
+        _said.clear()
+    if key not in _said:
+        _said.add(key)
+        journal.say(sentence)
 
 
 def counters() -> dict[str, Any]:
     """Counts since start, as plain JSON values."""
-    if release is None:
-        return {}
-    return {"empty_cache": {"calls": release.calls, "ms": round(release.ms, 1)}}
+    state: dict[str, Any] = {"counts": dict(sorted(counts.items())), "floors": dict(floors), "degraded": degraded}
+    if release is not None:
+        state["empty_cache"] = {"calls": release.calls, "ms": round(release.ms, 1)}
+    return state

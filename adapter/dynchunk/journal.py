@@ -22,6 +22,7 @@ NO_DEVICE = "no device"
 REFUSED = "refused"
 WOULD_APPLY = "would apply"
 NOT_IN_USE = "not in use"
+UNTESTED = "untested version"
 
 JSON_MARK = "dynchunk-json: "
 
@@ -72,6 +73,14 @@ def write() -> None:
     say(f"{__version__} " + "; ".join(parts))
     sys.stderr.write(JSON_MARK + json.dumps(now) + "\n")
     sys.stderr.flush()
+
+
+def note_untested(tested: tuple[str, ...]) -> None:
+    """Mark an engine that meets every contract but is none of those DynChunk was tested with."""
+    version = engine_version()
+    if version not in tested:
+        _effective["untested_version"] = version
+        record("engine", UNTESTED, f"{version}; tested: {', '.join(tested)}")
 
 
 def _hooks_in_words() -> list[str]:

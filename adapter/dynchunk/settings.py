@@ -154,6 +154,12 @@ class Settings:
         "Chunks are whole multiples of this. Must be a multiple of the engine's page.",
         "the smallest multiple of the engine's page that is at least 64",
     )
+    interleave: int = knob(
+        4,
+        whole(0, 10_000, "chunks"),
+        "After so many chunks of one long prompt, one pass belongs to waiting requests that fit whole, and one to "
+        "decoding. `0`: as in the stock engine, the long prompt comes first until it is through.",
+    )
     indexer_score_mib: int = knob(
         256,
         whole(0, 1_048_576, "MiB"),
@@ -189,6 +195,20 @@ class Settings:
     )
     # Which fields the operator set; the rest are defaults. Not a knob.
     explicit: frozenset[str] = frozenset()
+
+
+def field_of(name: str) -> Field[Any]:
+    """The declaration of one knob."""
+    return next(f for f in knob_fields() if f.name == name)
+
+
+def deciding(settings: Settings) -> dict[str, Any]:
+    """The settings that decide chunk sizes, by variable: what all ranks must have in common.
+
+    Left out: where the trace goes, and what only changes when a rank releases memory.
+    """
+    local = {"trace", "allow_expandable_segments"} | {f.name for f in knob_fields() if f.name.startswith("empty_cache")}
+    return {env_name(f): getattr(settings, f.name) for f in knob_fields() if f.name not in local}
 
 
 def env_name(knob_field: Field[Any], prefix: str = PREFIX) -> str:

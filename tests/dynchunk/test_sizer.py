@@ -5,9 +5,10 @@ from __future__ import annotations
 from math import lcm
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dynchunk import in_force, journal
 from dynchunk.policy.budget import Budget, chunk_tokens
 from dynchunk.sizer import BudgetSizer
 
@@ -26,8 +27,11 @@ class EngineSizer:
         return self.answer
 
 
-def sizer(engine_answer: object = None, align: int | None = None) -> BudgetSizer:
-    return BudgetSizer(LIMITS, EngineSizer(engine_answer), lambda: align)
+def sizer(engine_answer: object = None, align: int | None = None, **floors: int) -> BudgetSizer:
+    in_force.limits = LIMITS
+    in_force.floors = {"DYNCHUNK_CHUNK_MIN": LIMITS.chunk_min} | floors
+    in_force.truncation_align = lambda: align
+    return BudgetSizer(EngineSizer(engine_answer), lambda: in_force.cut()[0])
 
 
 def test_on_aligned_prefixes_it_is_the_rule() -> None:
@@ -36,12 +40,13 @@ def test_on_aligned_prefixes_it_is_the_rule() -> None:
         assert sizer().predict(prefix) == chunk_tokens(LIMITS, prefix)
 
 
-@pytest.mark.parametrize(("engine", "answer"), [(128, 128), (1000, 960), (4096, 2048), (None, 2048)])
+@pytest.mark.parametrize(("engine", "answer"), [(320, 320), (1000, 960), (4096, 2048), (None, 2048), (128, 256)])
 def test_the_smaller_of_two_sizers_counts(engine: int | None, answer: int) -> None:
-    """Next to the engine's own sizer (pipelines) the smaller answer wins; its None means the static size."""
+    """Next to the engine's own sizer (pipelines) the smaller answer wins, down to the floor; None is no answer."""
     assert sizer(engine).predict(0) == answer
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     prefix=st.integers(0, 2_000_000),
     align=st.sampled_from([None, 1, 2, 64, 96, 256, 4096]),
@@ -63,12 +68,27 @@ def test_a_prefix_that_is_none_is_no_size(wrong: object) -> None:
     assert sizer().predict(wrong) is None  # type: ignore[arg-type]
 
 
-def test_a_failure_falls_back_once_and_for_good(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_falls_back_once_and_for_good(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An exception never reaches the scheduler's loop; from then on the static size counts, said once."""
+    monkeypatch.setattr(journal, "_written", True)
     broken = sizer(RuntimeError("engine sizer broke"))
     assert broken.predict(0) is None
     assert broken.predict(100_000) is None
     assert capsys.readouterr().err.count("engine sizer broke") == 1
+
+
+def test_the_engines_own_floors_bind() -> None:
+    """Where this engine cannot work with chunks as small as the budget asks, the floor is what runs."""
+    assert sizer(**{"mamba checkpoint": 512}).predict(640_000) == 512
+
+
+def test_without_anything_in_force_the_engine_decides() -> None:
+    """Before the scheduler is ready there is no budget."""
+    ours = sizer()
+    in_force.limits = None
+    assert ours.predict(0) is None
 
 
 def test_asking_twice_changes_nothing() -> None:

@@ -8,21 +8,33 @@ from __future__ import annotations
 
 from dynchunk.contract import Contract
 
-TESTED_VERSIONS = ("0.5.23",)
+TESTED_VERSIONS = ("0.5.20", "0.5.21", "0.5.22", "0.5.23")
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 SCHEDULE_POLICY = "sglang.srt.managers.schedule_policy"
 MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
+REQUEST_RECEIVER = "sglang.srt.managers.scheduler_components.request_receiver"
 
 # Runs once on every rank when weights, graphs and pools are ready, before the first request.
 INIT_SIZER = Contract("Scheduler.maybe_init_dynamic_chunk_sizer", ("self",), ("dynamic_chunk_sizer",))
-# Not changed, but it must still ask the sizer, or installing one does nothing.
-ASK_SIZER = Contract(
+# Wrapped for whose pass it is; and it must still ask the sizer, or installing one does nothing.
+PREFILL_PASS = Contract(
     "Scheduler._get_new_batch_prefill_raw",
     ("self, prefill_delayer_single_pass, running_batch",),
-    ("dynamic_chunk_sizer", "predict", "chunked_req", "chunked_prefill_size"),
+    (
+        *("dynamic_chunk_sizer", "predict", "chunked_req", "chunked_prefill_size", "waiting_queue"),
+        *("add_chunked_req", "add_one_req", "truncation_align_size", "new_chunked_req"),
+    ),
 )
 INTERNAL_STATE = Contract("Scheduler.get_internal_state", ("self, recv_req",))
+SET_INTERNAL_STATE = Contract("Scheduler.set_internal_state", ("self, recv_req",))
+DISPATCHER = Contract("Scheduler.init_request_dispatcher", ("self",), ("_request_dispatcher",))
+# An open request may sit out a pass: it is stored only when its chunk has grown it.
+NEXT_BATCH = Contract(
+    "Scheduler.get_next_batch_to_run",
+    ("self, running_batch, last_batch",),
+    ("chunked_req", "stash_chunked_request", "get_new_batch_prefill"),
+)
 ON_IDLE = Contract("Scheduler.on_idle", ("self",))
 ADDER_INIT = Contract(
     "PrefillAdder.__init__",
@@ -37,6 +49,25 @@ ADDER_INIT = Contract(
     ),
     ("rem_chunk_tokens",),
 )
+ADD_CHUNKED = Contract(
+    "PrefillAdder.add_chunked_req", ("self, req",), ("rem_chunk_tokens", "can_run_list", "full_untruncated_fill_ids")
+)
+ADD_ONE = Contract("PrefillAdder.add_one_req", ("self, req, has_chunked_req, truncation_align_size",))
+ADD_ONE_IGNORE_EOS = Contract(
+    "PrefillAdder.add_one_req_ignore_eos", ("self, req",), ("rem_chunk_tokens", "new_chunked_req", "budget_state")
+)
+SELECT = Contract(
+    "PrefillAdder._select_prefill_admission",
+    (
+        (
+            "self, req, *, total_tokens, host_hit_length, swa_host_hit_length, truncation_align_size, "
+            "has_chunked_req=False"
+        ),
+        "self, req, *, total_tokens, host_hit_length, swa_host_hit_length, truncation_align_size",  # 0.5.20
+    ),
+    ("rem_chunk_tokens", "page_size"),
+)
+PULL_REQUESTS = Contract("SchedulerRequestReceiver._pull_raw_reqs", ("self",))
 FORWARD = Contract(
     "ModelRunner.forward",
     (
@@ -48,7 +79,8 @@ FORWARD = Contract(
 )
 
 CONTRACTS = {
-    SCHEDULER: (INIT_SIZER, ASK_SIZER, INTERNAL_STATE, ON_IDLE),
-    SCHEDULE_POLICY: (ADDER_INIT,),
+    SCHEDULER: (INIT_SIZER, PREFILL_PASS, NEXT_BATCH, INTERNAL_STATE, SET_INTERNAL_STATE, DISPATCHER, ON_IDLE),
+    SCHEDULE_POLICY: (ADDER_INIT, ADD_CHUNKED, ADD_ONE, ADD_ONE_IGNORE_EOS, SELECT),
+    REQUEST_RECEIVER: (PULL_REQUESTS,),
     MODEL_RUNNER: (FORWARD,),
 }

@@ -1,10 +1,12 @@
-"""What DynChunk reads off a live scheduler, with the names that each engine version has for it."""
+"""What DynChunk reads off live engine objects, with the names that each version has for it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_schedule
+
+ENCODER_REPLAY_ROWS = 128  # DeepSeek-V4.1's sliding window: a first chunk must hold a replay of it and a page
 
 
 def rank_name(scheduler: Any) -> str:
@@ -20,6 +22,82 @@ def is_entry_rank(scheduler: Any) -> bool:
     return not (place.pp_rank or place.attn_tp_rank or place.attn_cp_rank)
 
 
+def pipeline_slots() -> int:
+    """Batches that a pipeline keeps in flight, each with decoding requests of its own; 1 without a pipeline."""
+    parallel = get_parallel()
+    return int(parallel.pp_size + parallel.pp_async_batch_depth) if parallel.pp_size > 1 else 1
+
+
+def own_order_of_passes() -> str | None:
+    """Why passes must not be given to others in this engine, or None. Read from its configuration."""
+    if get_exec().dllm.dllm_algorithm is not None:
+        return "diffusion models are scheduled in their own way"
+    if get_disagg().disaggregation_mode != "null":
+        return "prefill and decode are on different servers; the open request is sent from here chunk by chunk"
+    if get_schedule().enable_prefill_delayer:
+        return "the prefill delayer lets the ranks negotiate once a pass"
+    return None
+
+
+def world() -> tuple[Any, int, int]:
+    """(the store the ranks met in, this rank, how many): all ranks that run one engine together."""
+    from torch.distributed import distributed_c10d, get_rank, get_world_size, is_initialized
+
+    if not is_initialized():
+        return None, 0, 1
+    return distributed_c10d._get_default_store(), get_rank(), get_world_size()
+
+
 def _place(scheduler: Any) -> Any:
     # 0.5.20 keeps the ranks on the scheduler; later versions in the runtime context.
     return getattr(scheduler, "ps", None) or get_parallel()
+
+
+def prefix_tokens(req: Any) -> int:
+    """Tokens of a request already computed. 0.5.22 and later count them; before, it is the list of their slots."""
+    prefix = getattr(req, "prefix_len", None)
+    return int(len(req.prefix_indices) if prefix is None else prefix)
+
+
+def total_tokens(req: Any) -> int:
+    """Tokens a request has to have computed before it decodes."""
+    return len(req.full_untruncated_fill_ids)
+
+
+def new_tokens(req: Any) -> int:
+    """Tokens of a request in the batch it was admitted to."""
+    new = getattr(req, "extend_len", None)
+    return int(req.extend_range.length if new is None else new)
+
+
+def shorten(req: Any, tokens: int) -> None:
+    """Cut an admitted request to fewer new tokens, before anything is allocated for it."""
+    start = prefix_tokens(req)
+    if hasattr(req, "set_extend_range"):  # up to 0.5.21
+        req.set_extend_range(start, start + tokens)
+    else:
+        req.extend_end = start + tokens
+
+
+def replay_tokens(adder: Any, req: Any, prefix: int) -> int:
+    """Cached rows that run again beside the new ones (encoder replay, 0.5.21 and later)."""
+    replay = getattr(adder, "_replay_len", None)
+    return 0 if replay is None else replay(req, prefix)
+
+
+def floors(scheduler: Any, chunk_min: int) -> dict[str, int]:
+    """The smallest chunk that works in this engine, by cause, in tokens. Truncation alignment is known only later."""
+    found = {"DYNCHUNK_CHUNK_MIN": chunk_min, "page": scheduler.page_size}
+    execution = get_exec()
+    if getattr(getattr(execution, "features", None), "enable_encoder_swa_bounded_replay", False):
+        found["encoder replay"] = ENCODER_REPLAY_ROWS + scheduler.page_size
+    if scheduler.tree_cache.supports_mamba() and execution.mamba.enable_mamba_extra_buffer:
+        from sglang.srt.runtime_context import mamba_checkpoint_grid
+
+        # A shorter chunk leaves no state in the prefix cache.
+        found["mamba checkpoint"] = mamba_checkpoint_grid(scheduler.tree_cache.page_size)
+    context_parallel = _place(scheduler).attn_cp_size
+    if context_parallel > 1:
+        # With fewer rows the engine leaves context parallelism for that forward.
+        found["context parallel"] = 2 * context_parallel
+    return found

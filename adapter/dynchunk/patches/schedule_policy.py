@@ -1,4 +1,15 @@
-"""sglang.srt.managers.schedule_policy: what a batch may hold."""
+"""sglang.srt.managers.schedule_policy: hold every prefill batch to the budget as it is put together.
+
+The engine asks a sizer only for the chunks after the first. `PrefillAdder` is where everything else is decided: the
+first chunk of a request that lands on a cached prefix, and who joins a batch. Its methods are wrapped (rather than a
+subclass handed in through `get_prefill_adder_class`, which exists from 0.5.22 on only), and the means is always the
+same: `rem_chunk_tokens`, the adder's own limit, is lowered for one candidate, so that all of the engine's accounting
+stays its own.
+
+What must hold, or requests are lost in silence: the engine can track one unfinished request. After a cut nothing else
+may be admitted, so the limit stays at zero then; while a cut request is open nothing may be cut; a request that has to
+wait is answered OTHER (NO_TOKEN would shut admission); and an empty batch always takes the floor.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +18,230 @@ from typing import Any
 
 from dynchunk import in_force, journal, settings
 from dynchunk.contract import Patch, apply_all
-from dynchunk.patches import contracts
+from dynchunk.patches import contracts, facts
+from dynchunk.policy import admission
+from dynchunk.policy.admission import Ask, Load
+from dynchunk.policy.budget import Budget, end_aligned
+
+LOAD = "_dynchunk_load"
+DECODED_PER_REQUEST = 4096  # the engine's CLIP_MAX_NEW_TOKENS: what it reserves for an answer at most
 
 
 def apply(module: ModuleType) -> None:
     """Patch PrefillAdder."""
+    global _engine
     mode = settings.current().mode
-    apply_all(module, [Patch(contracts.ADDER_INIT, _keep_a_page)], change=mode == "on")
-    journal.record("schedule_policy", journal.APPLIED if mode == "on" else journal.WOULD_APPLY)
+    _engine = module
+    patches = [
+        Patch(contracts.ADDER_INIT, _count_decoding_rows),
+        Patch(contracts.ADD_CHUNKED, _continue_within_budget),
+        Patch(contracts.ADD_ONE, _admit_within_budget),
+        Patch(contracts.ADD_ONE_IGNORE_EOS),
+        Patch(contracts.SELECT),
+    ]
+    apply_all(module, patches, change=mode == "on")
+    journal.record("admission", journal.APPLIED if mode == "on" else journal.WOULD_APPLY)
 
 
-def _keep_a_page(original: Any) -> Any:
-    """With mixed chunks the constructor takes the decoding rows off the chunk; a small chunk would turn negative."""
+_engine: Any = None
 
+
+def _applies(adder: Any) -> Budget | None:
+    """The limits, or None for batches that must not be cut: chunking off (multimodal included) and diffusion models."""
+    if adder.rem_chunk_tokens is None or adder.dllm_config is not None:
+        return None
+    return in_force.active()
+
+
+def _count_decoding_rows(original: Any) -> Any:
     def adder_init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if in_force.limits is not None and self.rem_chunk_tokens is not None and self.rem_chunk_tokens < self.page_size:
+        load = Load()
+        setattr(self, LOAD, load)
+        # Position 7 in every version: the decoding requests that will run along in a mixed batch.
+        mixed_rows = args[7] if len(args) > 7 else kwargs.get("num_mixed_decode_tokens", 0)
+        if mixed_rows:
+            load.rows = mixed_rows
+            # One more than they have: with overlap the newest token is not in the list yet.
+            load.longest = 1 + max((req.seqlen for req in self.running_batch.reqs), default=0)
+        if in_force.hidden is not None:
+            _reserve(self, in_force.hidden)
+        # The engine has taken the decoding rows off the chunk; where the chunk was small, nothing is left of it, or
+        # less than nothing, which it would go on to run.
+        if _applies(self) is not None and self.rem_chunk_tokens < self.page_size:
             self.rem_chunk_tokens = self.page_size
+            in_force.counts["floor: mixed chunk"] += 1
+            in_force.say_once(
+                "mixed chunk",
+                f"{mixed_rows:,} decoding requests take all of a chunk; one page of {self.page_size:,} tokens runs",
+            )
 
     return adder_init
+
+
+def _reserve(adder: Any, req: Any) -> None:
+    """Keep the cache that the hidden request still needs from those who are admitted meanwhile."""
+    left = max(req.sampling_params.max_new_tokens - len(req.output_ids), 0)
+    rest = facts.total_tokens(req) - facts.prefix_tokens(req)
+    tokens = adder.ceil_paged_tokens(rest) + min(left, DECODED_PER_REQUEST) + adder.page_size
+    budget = getattr(adder, "memory_budget", None)
+    if budget is not None:
+        budget.total_offset += tokens
+        budget.current_offset += tokens
+        budget.swa_offset += adder.rem_chunk_tokens or 0
+    else:  # 0.5.20
+        adder.rem_total_token_offset += tokens
+        adder.cur_rem_token_offset += tokens
+        adder.rem_swa_token_offset += adder.rem_chunk_tokens or 0
+
+
+def _continue_within_budget(original: Any) -> Any:
+    def add_chunked_req(self: Any, req: Any) -> Any:
+        limits = _applies(self)
+        if limits is not None:
+            try:
+                _lower_for_chunk(self, req, limits)
+            except Exception as error:
+                in_force.degrade(repr(error))
+        admitted = len(self.can_run_list)
+        result = original(self, req)
+        if limits is not None and len(self.can_run_list) > admitted:
+            getattr(self, LOAD).add(limits, facts.prefix_tokens(req), facts.new_tokens(req))
+        return result
+
+    return add_chunked_req
+
+
+def _lower_for_chunk(adder: Any, req: Any, limits: Budget) -> None:
+    load: Load = getattr(adder, LOAD)
+    prefix = facts.prefix_tokens(req)
+    remaining = facts.total_tokens(req) - prefix
+    cut, cause = in_force.cut()
+    granted = admission.continue_chunk(limits, load, prefix, remaining, cut)
+    tokens = min(granted.tokens, adder.rem_chunk_tokens)
+    if tokens < remaining:
+        # The engine takes what is left of its chunk to the token, decoding rows taken off it and all.
+        aligned = end_aligned(tokens, prefix, cut.align)
+        if aligned < cut.floor:
+            aligned = max(aligned, end_aligned(tokens, prefix, adder.page_size))
+        tokens = aligned if aligned > 0 else tokens
+    if tokens < min(remaining, adder.rem_chunk_tokens):
+        # Never restored: what is left of the chunk must not be offered to others while this request is open.
+        adder.rem_chunk_tokens = tokens
+        in_force.counts["chunks_lowered"] += 1
+    if granted.at_floor:
+        _note_floor(req, cause, prefix, granted.tokens, load)
+
+
+def _admit_within_budget(original: Any) -> Any:
+    def add_one_req(self: Any, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> Any:
+        limits = _applies(self)
+        whole_only = in_force.hidden is not None
+        if limits is None and not whole_only:
+            return original(self, req, has_chunked_req, truncation_align_size)
+        lowered = _room_or_wait(self, req, limits, must_be_whole=has_chunked_req or whole_only)
+        if lowered is None:
+            in_force.counts["deferred"] += 1
+            return _engine.AddReqResult.OTHER
+        room, self.rem_chunk_tokens = self.rem_chunk_tokens, lowered
+        admitted = len(self.can_run_list)
+        try:
+            result = original(self, req, has_chunked_req, truncation_align_size)
+        finally:
+            used = lowered - self.rem_chunk_tokens
+            self.rem_chunk_tokens = 0 if self.new_chunked_req is req else room - used
+        if len(self.can_run_list) == admitted:
+            return result
+        if limits is not None:
+            _take_in(self, req, limits, used)
+        # The engine's verdict was on the lowered limit.
+        return self.budget_state()
+
+    return add_one_req
+
+
+def _take_in(adder: Any, req: Any, limits: Budget, used: int) -> None:
+    """Count an admitted request, as it was really admitted: loading its prefix from the host may have changed it.
+
+    used: what the engine took off its chunk for it. A load that brought more than was promised makes the prefix longer
+    than the decision knew, one that failed leaves more to compute; where that breaks the budget, a request that is cut
+    anyway is cut shorter.
+    """
+    load: Load = getattr(adder, LOAD)
+    prefix, new = facts.prefix_tokens(req), facts.new_tokens(req)
+    replayed = max(0, used - adder.ceil_paged_tokens(new))
+    before = Load(load.rows + replayed, load.longest)
+    if req.host_hit_length and adder.new_chunked_req is req:
+        cut, _ = in_force.cut()
+        fits = admission.rows_that_fit(limits, before, prefix, new) // cut.align * cut.align
+        if fits < new:
+            new = min(new, max(fits, cut.floor))
+            facts.shorten(req, new)
+            in_force.counts["shortened_after_load"] += 1
+    load.add(limits, prefix, new, replayed)
+
+
+def _room_or_wait(adder: Any, req: Any, limits: Budget | None, *, must_be_whole: bool) -> int | None:
+    """What to lower the adder's chunk to for this request; None if it has to wait."""
+    if adder.new_chunked_req is not None:
+        return None
+    try:
+        return _room_for(adder, req, limits, must_be_whole=must_be_whole)
+    except Exception as error:
+        in_force.degrade(repr(error))
+        # Without our rule the engine decides, except that in a pass for others nothing may be cut.
+        return None if in_force.hidden is not None else int(adder.rem_chunk_tokens)
+
+
+def _room_for(adder: Any, req: Any, limits: Budget | None, *, must_be_whole: bool) -> int | None:
+    """What to lower the adder's chunk to for this request; None if it has to wait."""
+    room = int(adder.rem_chunk_tokens)
+    prefix = facts.prefix_tokens(req)
+    if not must_be_whole:
+        # Nothing may be cut otherwise, and should loading from the host fail, there is more to compute than it seemed.
+        prefix += req.host_hit_length
+    remaining = facts.total_tokens(req) - prefix
+    replay = facts.replay_tokens(adder, req, prefix)
+    charge = int(adder.ceil_paged_tokens(remaining) + replay)
+    if limits is None:  # our own rule has failed while a pass belonged to waiting requests: only whole ones, as ever
+        return room if charge <= room else None
+    load: Load = getattr(adder, LOAD)
+    so_far = Load(load.rows + replay, load.longest)
+    if req.host_hit_length and adder.can_run_list:
+        # Loading may bring more of the prefix than was promised, and in company it cannot be cut to the floor then.
+        so_far.longest = max(so_far.longest, facts.total_tokens(req))
+    cut, cause = in_force.cut()
+    alone = not adder.can_run_list and not must_be_whole
+    ask = Ask(prefix, remaining, charge, room, may_cut=not must_be_whole, alone=alone)
+    granted = admission.admit(limits, so_far, ask, cut)
+    if granted is None:
+        return None
+    if granted.at_floor:
+        _note_floor(req, cause, prefix, granted.tokens, load)
+    if granted.tokens >= remaining:
+        if not alone:
+            return min(room, charge)
+        # Alone it must get what the engine can cut at the least: decoding rows may have taken the chunk, and a prefix
+        # that does not come from the host after all leaves more to compute.
+        wanted = max(charge, cut.floor) if req.host_hit_length else charge
+        return min(wanted, max(room, cut.align))
+    if granted.tokens + replay < room:
+        in_force.counts["first_chunks_lowered"] += 1
+    return granted.tokens + replay
+
+
+def _note_floor(req: Any, cause: str, prefix: int, tokens: int, load: Load) -> None:
+    """Count a chunk at its floor, and say it once a request, if it exceeds the budget."""
+    limits = in_force.active()
+    if limits is None:
+        return
+    after = Load(load.rows, load.longest)
+    after.add(limits, prefix, tokens)
+    if after.within(limits):
+        return
+    in_force.counts[f"floor_over_budget: {cause}"] += 1
+    in_force.say_once(
+        f"floor {req.rid}",
+        f"request {req.rid}: from a prefix of {prefix:,} tokens on its chunks are at the floor of {tokens:,} tokens "
+        f"({cause}), which exceeds the budget of {limits.budget:,}",
+    )

@@ -1,15 +1,20 @@
-"""sglang.srt.managers.scheduler: give every scheduler a budget sizer, and show in /server_info what is in force."""
+"""sglang.srt.managers.scheduler: the budget sizer, whose pass it is, updates, and what /server_info shows."""
 
 from __future__ import annotations
 
+import dataclasses
 from types import ModuleType
 from typing import Any
 
-from dynchunk import effective, in_force, journal, settings
+from dynchunk import __version__, agreement, effective, in_force, journal, settings
+from dynchunk.agreement import DisagreementError, Update
 from dynchunk.contract import Patch, apply_all
-from dynchunk.patches import contracts, facts, model_runner, score_limits
+from dynchunk.patches import contracts, facts, model_runner, score_limits, turns
 from dynchunk.settings import SettingsError
 from dynchunk.sizer import BudgetSizer
+
+# What an operator may change while the server runs: POST /set_internal_state {"server_args": {"dynchunk_budget": n}}
+BUDGET_KEY = "dynchunk_budget"
 
 
 def apply(module: ModuleType) -> None:
@@ -17,12 +22,16 @@ def apply(module: ModuleType) -> None:
     mode = settings.current().mode
     patches = [
         Patch(contracts.INIT_SIZER, _init_sizer),
-        Patch(contracts.ASK_SIZER),
+        Patch(contracts.PREFILL_PASS, turns.take_turns),
+        Patch(contracts.NEXT_BATCH),
         Patch(contracts.INTERNAL_STATE, _add_to_state),
+        Patch(contracts.SET_INTERNAL_STATE, _change_budget),
+        Patch(contracts.DISPATCHER, _adopt_updates),
         Patch(contracts.ON_IDLE, _release_when_idle),
     ]
     apply_all(module, patches, change=mode == "on")
     journal.record("scheduler", journal.APPLIED if mode == "on" else journal.WOULD_APPLY)
+    journal.note_untested(contracts.TESTED_VERSIONS)
     journal.write_in_main_process()
 
 
@@ -36,37 +45,26 @@ def _init_sizer(original: Any) -> Any:
 
 def _install(scheduler: Any) -> None:
     """Put the sizer and the model runner's hook in place, or end this process with the reason."""
+    rank = facts.rank_name(scheduler)
     try:
         resolved = _resolve(scheduler)
-    except SettingsError as error:
+        _agree(rank, resolved)
+    except (SettingsError, DisagreementError) as error:
+        journal.set_effective(rank, {})
         journal.refuse(error)
         raise SystemExit(1) from error
     in_force.limits = resolved.limits
-    scheduler.dynamic_chunk_sizer = BudgetSizer(
-        resolved.limits,
-        scheduler.dynamic_chunk_sizer,
-        lambda: getattr(scheduler, "truncation_align_size", None),
-    )
+    in_force.floors = facts.floors(scheduler, resolved.limits.chunk_min)
+    in_force.truncation_align = lambda: getattr(scheduler, "truncation_align_size", None)
+    in_force.turns = turns.configured(settings.current().interleave)
+    scheduler.dynamic_chunk_sizer = BudgetSizer(scheduler.dynamic_chunk_sizer, lambda: in_force.cut()[0])
     journal.record("sizer", journal.APPLIED)
     in_force.release = model_runner.install(scheduler)
     score_limits.record_the_rest()
-    rank = facts.rank_name(scheduler)
-    limits = resolved.limits
-    journal.set_effective(
-        rank,
-        {
-            "budget": limits.budget,
-            "rule": limits.rule,
-            "page": limits.page,
-            "chunk_min": limits.chunk_min,
-            "chunk_max": limits.chunk_max,
-            "static": resolved.static_tokens,
-            "summary": resolved.describe(),
-        },
-    )
+    _show(rank, resolved)
     journal.write()
     if facts.is_entry_rank(scheduler):
-        for sentence in resolved.notes + [f"warning: {w}" for w in resolved.warnings]:
+        for sentence in resolved.notes + [f"warning: {w}" for w in resolved.warnings] + _floor_notes():
             journal.say(sentence)
 
 
@@ -90,6 +88,32 @@ def _resolve(scheduler: Any) -> effective.Effective:
     )
 
 
+def _agree(rank: str, resolved: effective.Effective) -> None:
+    """Compare with all ranks of this engine what a chunk's size depends on."""
+    store, number, world_size = facts.world()
+    if world_size > 1:
+        chosen = settings.deciding(settings.current())
+        derived = {"page in force": resolved.limits.page, "engine's chunk size": resolved.static_tokens}
+        versions = {"DynChunk's version": __version__, "SGLang's version": journal.engine_version()}
+        agreement.compare(store, number, world_size, chosen | derived | versions, rank)
+        journal.record("agreement", journal.APPLIED, f"{world_size} ranks run under the same settings")
+
+
+def _show(rank: str, resolved: effective.Effective) -> None:
+    values = dataclasses.asdict(resolved.limits)
+    journal.set_effective(rank, values | {"static": resolved.static_tokens, "summary": resolved.describe()})
+
+
+def _floor_notes() -> list[str]:
+    """A sentence for each floor of the engine's own that is above the operator's."""
+    wanted = in_force.floors["DYNCHUNK_CHUNK_MIN"]
+    return [
+        f"the smallest chunk is {tokens:,} tokens, not {wanted:,}: {cause}"
+        for cause, tokens in in_force.floors.items()
+        if tokens > wanted
+    ]
+
+
 def _add_to_state(original: Any) -> Any:
     def get_internal_state(self: Any, recv_req: Any) -> Any:
         output = original(self, recv_req)
@@ -97,6 +121,49 @@ def _add_to_state(original: Any) -> Any:
         return output
 
     return get_internal_state
+
+
+def _change_budget(original: Any) -> Any:
+    def set_internal_state(self: Any, recv_req: Any) -> Any:
+        if BUDGET_KEY not in recv_req.server_args:
+            return original(self, recv_req)
+        from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+        wanted = recv_req.server_args.pop(BUDGET_KEY)
+        try:
+            budget = settings.from_env({settings.env_name(settings.field_of("budget")): str(wanted)}).budget
+        except SettingsError as error:
+            journal.say(f"the budget stays as it is: {error}")
+            return SetInternalStateReqOutput(updated=False)
+        if recv_req.server_args:
+            # The engine's own keys first: where it refuses them, nothing of the request is done.
+            output = original(self, recv_req)
+            if not output.updated:
+                return output
+        if facts.is_entry_rank(self):
+            in_force.outbox.post("budget", budget)
+        return SetInternalStateReqOutput(updated=True)
+
+    return set_internal_state
+
+
+def _adopt_updates(original: Any) -> Any:
+    def init_request_dispatcher(self: Any) -> None:
+        original(self)
+        # The dispatcher's own table; it refuses types it does not know, so every rank has this entry.
+        self._request_dispatcher._mapping[Update] = adopt
+
+    return init_request_dispatcher
+
+
+def adopt(update: Update) -> None:
+    """Adopt a change, on every rank where it processes the requests the change came with."""
+    if update.kind == "budget" and in_force.limits is not None:
+        [budget] = update.values
+        in_force.limits = dataclasses.replace(in_force.limits, budget=budget)
+        journal.record("budget", journal.APPLIED, f"{budget:,} token^2 from update {update.version} on")
+    elif update.kind == "degrade":
+        in_force.degrade(str(update.values[0]))
 
 
 def _release_when_idle(original: Any) -> Any:

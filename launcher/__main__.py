@@ -15,7 +15,7 @@ except ImportError as missing:
     )
 
 from dynchunk import __version__
-from dynchunk.settings import SettingsError
+from dynchunk.settings import SettingsError, from_env
 
 app = typer.Typer(
     name="dynchunk",
@@ -59,23 +59,51 @@ def serve(
         raise typer.Exit(2) from error
 
 
-@app.command()
-def status(
-    url: Annotated[str, typer.Option(help="The server's address. Default: http://HOST:PORT of the environment.")] = "",
-) -> None:
-    """Show what the running server reports of DynChunk. Exit code 1 if it is not active there."""
-    from launcher import status as reporting
+Url = Annotated[str, typer.Option(help="The server's address. Default: http://HOST:PORT of the environment.")]
 
+
+def _server_url(url: str) -> str:
     host, port = os.environ.get("HOST", "").strip(), os.environ.get("PORT", "").strip()
     if host in ("", "0.0.0.0"):  # noqa: S104 - compared, not bound
         host = "127.0.0.1"
+    return url.rstrip("/") or f"http://{host}:{port or 30000}"
+
+
+@app.command()
+def status(url: Url = "") -> None:
+    """Show what the running server reports of DynChunk. Exit code 1 if it is not active there."""
+    from launcher import status as reporting
+
     try:
-        info = reporting.fetch(url.rstrip("/") or f"http://{host}:{port or 30000}", os.environ.get("API_KEY"))
+        info = reporting.fetch(_server_url(url), os.environ.get("API_KEY"))
     except reporting.StatusError as error:
         print(f"dynchunk status: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     if not reporting.show(info, Console()):
         raise typer.Exit(1)
+
+
+@app.command()
+def budget(
+    tokens_squared: Annotated[str, typer.Argument(help="The new budget in token^2, as for DYNCHUNK_BUDGET: 1.5e8.")],
+    url: Url = "",
+) -> None:
+    """Change the budget of the running server, on all its ranks at one step, without a restart.
+
+    It lasts until the server ends; DYNCHUNK_BUDGET is what the next start uses.
+    """
+    from launcher import status as reporting
+
+    try:
+        wanted = from_env({"DYNCHUNK_BUDGET": tokens_squared or "0"}).budget
+        changed = reporting.change_budget(_server_url(url), os.environ.get("API_KEY"), wanted)
+    except (SettingsError, reporting.StatusError) as error:
+        print(f"dynchunk budget: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    if not changed:
+        print("dynchunk budget: the server did not take it; is DynChunk active there (./dynchunk status)?")
+        raise typer.Exit(1)
+    print(f"{wanted:,} token^2 from the next chunks on")
 
 
 @app.command()

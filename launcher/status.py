@@ -16,20 +16,31 @@ class StatusError(Exception):
 
 def fetch(url: str, api_key: str | None) -> dict[str, Any]:
     """GET /server_info. Raises StatusError."""
+    answer: dict[str, Any] = _ask("GET", url, "/server_info", api_key)
+    return answer
+
+
+def change_budget(url: str, api_key: str | None, budget: int) -> bool:
+    """POST /set_internal_state. False if the server refuses the value; its log says why. Raises StatusError."""
+    body = {"server_args": {"dynchunk_budget": budget}}
+    return all(_ask("POST", url, "/set_internal_state", api_key, body))
+
+
+def _ask(method: str, url: str, path: str, api_key: str | None, body: Any = None) -> Any:
+    """One request to the server, its answer read as JSON. Raises StatusError."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        response = httpx.get(f"{url}/server_info", headers=headers, timeout=30)
+        response = httpx.request(method, url + path, headers=headers, json=body, timeout=30)
     except httpx.HTTPError as error:
         raise StatusError(f"no answer from {url}: {error or type(error).__name__}; is the server up?") from error
     if response.status_code in (401, 403):
         raise StatusError(f"{url} refused the key; set API_KEY to the server's key")
     if response.status_code != httpx.codes.OK:
-        raise StatusError(f"{url}/server_info answered {response.status_code}")
+        raise StatusError(f"{url}{path} answered {response.status_code}")
     try:
-        answer: dict[str, Any] = response.json()
+        return response.json()
     except json.JSONDecodeError as error:
-        raise StatusError(f"{url}/server_info did not answer in JSON; is this an SGLang server?") from error
-    return answer
+        raise StatusError(f"{url}{path} did not answer in JSON; is this an SGLang server?") from error
 
 
 def dynchunk_states(server_info: dict[str, Any]) -> list[dict[str, Any]]:

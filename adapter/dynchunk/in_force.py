@@ -75,7 +75,12 @@ def say_once(key: str, sentence: str) -> None:
 
 def counters() -> dict[str, Any]:
     """Counts since start, as plain JSON values."""
-    state: dict[str, Any] = {"counts": dict(sorted(counts.items())), "floors": dict(floors), "degraded": degraded}
+    state: dict[str, Any] = {
+        "budget_in_force": None if limits is None else limits.budget,
+        "counts": dict(sorted(counts.items())),
+        "floors": dict(floors),
+        "degraded": degraded,
+    }
     if release is not None:
         state["empty_cache"] = {"calls": release.calls, "ms": round(release.ms, 1)}
     return state

@@ -57,6 +57,29 @@ def test_a_wrong_key(httpserver: HTTPServer) -> None:
     assert "API_KEY" in done.stderr
 
 
+def test_the_budget_is_changed(httpserver: HTTPServer) -> None:
+    """`budget 1.5e8` sends the number to all ranks' stream; a server that refuses is said to; nonsense is not sent."""
+    httpserver.expect_ordered_request(
+        "/set_internal_state", method="POST", json={"server_args": {"dynchunk_budget": 150_000_000}}
+    ).respond_with_json([True])
+    httpserver.expect_ordered_request("/set_internal_state").respond_with_json([False])
+
+    def budget(text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [ROOT / "dynchunk", "budget", text],
+            env=clean_environ(PORT=str(httpserver.port)),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    assert "150,000,000" in budget("1.5e8").stdout
+    assert budget("1.5e8").returncode == 1
+    nonsense = budget("lots")
+    assert nonsense.returncode == 1
+    assert "not a number" in nonsense.stderr
+
+
 def test_something_else_on_the_port(httpserver: HTTPServer) -> None:
     """A server that is not SGLang does not produce a traceback."""
     httpserver.expect_request("/server_info").respond_with_data("hello")

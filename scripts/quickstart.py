@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,17 +19,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 import psutil
 import typer
 
+from scripts import reference
+
 ROOT = Path(__file__).resolve().parent.parent
-REFERENCE = ROOT / "docker-images" / "cpu-reference"
-# Relative to the checkout, as everything that ends up in the report: whose folder it lies in is nobody's business.
 CACHE = Path(".cache", "quickstart")
-MODEL = Path(".cache", "reference-model")
 LOGS = Path("logs")
-START_TIMEOUT_S = 300
 EXIT_PASSED, EXIT_GUARD = 0, 2
 
 
@@ -63,17 +59,17 @@ def main(
     started = time.monotonic()
     _enough_memory(headroom_gib)
     step("writing the tiny model")
-    run_quietly(sys.executable, str(REFERENCE / "make_model.py"), str(MODEL))
+    reference.make_model()
     report = _new_report_folder()
     ramp = ["--sizes", sizes, "--headroom-gib", str(headroom_gib)]
     codes = {}
     for number, arm in enumerate(ARMS, start=1):
         step(f"run {number} of {len(ARMS)}: {arm.story}")
         into = ["--out" if number == 1 else "--append", str(report)]
-        with serving(arm, budget=budget, chunk=chunk) as (url, log):
-            command = [sys.executable, "-m", "scripts.verify.memguard", "--url", url, "--label", arm.label]
+        with serving(arm, budget=budget, chunk=chunk) as server:
+            command = [sys.executable, "-m", "scripts.verify.memguard", "--url", server.url, "--label", arm.label]
             codes[arm.label] = subprocess.run(
-                [*command, "--server-log", str(log), *ramp, *into], check=False
+                [*command, "--server-log", str(server.log), *ramp, *into], check=False
             ).returncode
     step(f"done in {(time.monotonic() - started) / 60:.1f} minutes; the report: {report / 'REPORT.md'}")
     wrong = [
@@ -91,13 +87,6 @@ def main(
 def step(what: str) -> None:
     """One progress line."""
     print(f"\n==> [{time.strftime('%H:%M:%S')}] {what}", flush=True)
-
-
-def run_quietly(*command: str) -> None:
-    """Run a step whose output matters only when it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"quickstart: {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
 
 
 def _enough_memory(headroom_gib: float) -> None:
@@ -121,78 +110,33 @@ def _new_report_folder() -> Path:
 
 
 @contextlib.contextmanager
-def serving(arm: Arm, *, budget: str, chunk: int) -> Iterator[tuple[str, Path]]:
-    """(url, log) of a server for one run; all its processes are ended afterwards, whatever happens."""
+def serving(arm: Arm, *, budget: str, chunk: int) -> Iterator[reference.Server]:
+    """A server for one run, started as a user would: `./dynchunk serve` and settings in the environment."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    log = CACHE / f"{arm.label}.log"
     trace = CACHE / f"{arm.label}.jsonl"
     trace.unlink(missing_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("DYNCHUNK_")} | {
+    log = CACHE / f"{arm.label}.log"
+    port = reference.free_port()
+    settings = {
         "DYNCHUNK_MODE": arm.mode,
         "DYNCHUNK_BUDGET": budget,
         "DYNCHUNK_TRACE": str(trace),
-        "MODEL_PATH": str(MODEL),
+        "MODEL_PATH": str(reference.MODEL),
         "CHUNKED_PREFILL_SIZE": str(chunk),
         "CONTEXT_LENGTH": "131072",
         "MAX_TOTAL_TOKENS": "140000",
         "PAGE_SIZE": "64",
         "HOST": "127.0.0.1",
         "PORT": str(port),
-        **_reference_environ(),
     }
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [ROOT / "dynchunk", "serve"], env=environ, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_healthy(url, process, log)
-        yield url, log
-    finally:
-        _end(process)
-
-
-def _reference_environ() -> dict[str, str]:
-    """The reference platform's own environment file: `NAME=value` lines, relative paths from its folder."""
-    environ = {}
-    for line in (REFERENCE / "env").read_text(encoding="utf-8").splitlines():
-        name, found, value = line.partition("=")
-        if found and not line.startswith("#"):
-            environ[name.strip()] = value.strip()
-    environ["PYTHONPATH"] = os.pathsep.join([str(REFERENCE / "plugin"), os.environ.get("PYTHONPATH", "")])
-    return environ
-
-
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+    environ = reference.outer_environ() | reference.platform_environ() | settings
     step(f"the engine starts (20 s to 1 minute; its log: {log})")
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            sys.exit(f"quickstart: the engine ended with {process.returncode}; the end of {log}:\n{_tail(log)}")
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{url}/health", timeout=30).status_code == httpx.codes.OK:
-                return
-        time.sleep(1)
-    sys.exit(f"quickstart: the engine was not ready in {START_TIMEOUT_S} s; the end of {log}:\n{_tail(log)}")
-
-
-def _tail(log: Path, lines: int = 25) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server and everything it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=20)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with reference.running([ROOT / "dynchunk", "serve"], environ, log, trace, port) as server:
+        yield server
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except reference.EngineEndedError as error:
+        sys.exit(f"quickstart: {error}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dynchunk.policy.budget import Budget, chunk_tokens
-from tests.engine.reference_server import Server, serve
+from scripts.reference import EngineEndedError, Server, prompt, serving
 
 pytestmark = pytest.mark.engine
 
@@ -18,15 +17,9 @@ LIMITS = Budget(BUDGET, "prefix", page=64, chunk_min=256, chunk_max=2048)
 STATIC = ("--chunked-prefill-size", "2048")
 
 
-def prompt(tokens: int, seed: int) -> list[int]:
-    """Tokens that no other prompt shares a prefix with."""
-    draw = random.Random(seed)
-    return [draw.randrange(1000, 9000) for _ in range(tokens)]
-
-
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serve(tmp_path_factory.mktemp("guarded"), *STATIC, DYNCHUNK_BUDGET=str(BUDGET)) as server:
+    with serving(tmp_path_factory.mktemp("guarded"), *STATIC, DYNCHUNK_BUDGET=str(BUDGET)) as server:
         yield server
 
 
@@ -96,7 +89,7 @@ def test_off_is_the_stock_engine_and_answers_are_the_same(
     tmp_path: Path, guarded: Server, answers: dict[int, list[int]]
 ) -> None:
     """With DYNCHUNK_MODE=off chunks are static and nothing of ours speaks; greedy answers are equal token by token."""
-    with serve(tmp_path, *STATIC, DYNCHUNK_MODE="off") as stock:
+    with serving(tmp_path, *STATIC, DYNCHUNK_MODE="off") as stock:
         for n, expected in answers.items():
             assert stock.tokens(prompt(n, n), max_new_tokens=12, rid=f"r{n}") == expected
         assert stock.state() == {}
@@ -129,6 +122,6 @@ def test_what_cannot_be_guarded_does_not_start(
     tmp_path: Path, flags: tuple[str, ...], environ: dict[str, str], said: str
 ) -> None:
     """The engine ends, with the reason and the cure in the log."""
-    with pytest.raises(AssertionError, match="the engine ended with"), serve(tmp_path, *flags, **environ):
+    with pytest.raises(EngineEndedError, match="the engine ended with"), serving(tmp_path, *flags, **environ):
         pass
     assert said in (tmp_path / "server.log").read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,16 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.engine.reference_server import Server
+from scripts.reference import Server, prompt
 
 LOGPROB_TOLERANCE = 2e-3  # fp32 sums in another order; the distance between the two best tokens is far larger
 PREFILL_LINE = re.compile(r"Prefill batch.*?#new-token: (\d+), #cached-token: (\d+)")
-
-
-def prompt(tokens: int, seed: int) -> list[int]:
-    """Tokens that no other prompt shares a prefix with."""
-    draw = random.Random(seed)
-    return [draw.randrange(1000, 9000) for _ in range(tokens)]
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,6 @@ def serving(
     folder: Path,
     *flags: str,
     engine_path: Sequence[Path] = (),
-    start_timeout_s: float = START_TIMEOUT_S,
     **environ: str,
 ) -> Iterator[Server]:
     """An engine with DynChunk's boot folder on PYTHONPATH. Log and trace go to `folder`; further flags to the engine.

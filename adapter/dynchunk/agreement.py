@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
 KEY = "dynchunk/rank{}"
+READ = "dynchunk/read{}"
+LAST_READER_S = 5
 # Ranks reach this point within seconds of each other: they have just finished collectives together.
 MISSING_RANK_S = 300
 
@@ -58,8 +61,12 @@ def compare(store: Store, rank: int, world_size: int, mine: Mapping[str, Any], r
                 "without DynChunk; start every host with the same image and DYNCHUNK_MODE"
             ) from error
         everybody.append(json.loads(store.get(KEY.format(other))))
+    store.set(READ.format(rank), "")
     found = differences(everybody)
     if found:
+        # The store lives in one of these ranks; it must not go before the others have read why.
+        with suppress(Exception):
+            store.wait([READ.format(other) for other in range(world_size)], timedelta(seconds=LAST_READER_S))
         raise DisagreementError(
             "the ranks of this engine run under different settings, which would make them build different batches; "
             "give every host the same environment:\n" + "\n".join(f"  - {line}" for line in found)

@@ -342,7 +342,8 @@ def random_setting(draw: random.Random) -> Setting:
     if align is not None and static < align:
         static = -(-align // page) * page
     low = page * draw.randint(1, max(1, static // page // 4))
-    budget = draw.choice([1, 10**4, 10**6, 10**7, 2 * 10**8, 2 * 10**8, 10**10])
+    # Mostly budgets that let a good part of a long prompt run above the floor; some that never do.
+    budget = draw.choice([1, 10**6, static * 10_000, static * 50_000, static * 200_000, 2 * 10**8, 10**10])
     limits = Budget(budget, draw.choice([PREFIX, SEQUENCE]), page, low, static // page * page)
     floor = draw.choice([1, 1, 128 + engine_page, 2 * 4])
     return Setting(limits, engine_page, static, align, min(floor, static), draw.choice([0, 1, 4]), draw.random() < 0.8)

@@ -26,8 +26,8 @@ from scripts.provenance import provenance
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def worker(passes: int, seed: int) -> None:
-    """Run in this process, against the SGLang it finds; print one JSON line."""
+def worker(passes: int, seed: int, *, hooks: bool) -> None:
+    """Run in this process, against the SGLang it finds; print one JSON line. hooks: False takes DynChunk's away."""
     import random
 
     import sglang.srt.managers.schedule_policy as engine
@@ -36,6 +36,9 @@ def worker(passes: int, seed: int) -> None:
     from scripts.bench.admission_world import random_world
 
     assert hasattr(engine.PrefillAdder.add_one_req, "__dynchunk__"), "the hooks are not in place"
+    if not hooks:
+        for name in ("__init__", "add_chunked_req", "add_one_req"):
+            setattr(engine.PrefillAdder, name, getattr(engine.PrefillAdder, name).__wrapped__)
     seen: Counter[str] = Counter()
     queues = 0
     start = time.perf_counter()
@@ -53,14 +56,14 @@ def worker(passes: int, seed: int) -> None:
     print(json.dumps({"version": journal.engine_version(), "queues": queues, "seconds": round(took_s, 1), **seen}))
 
 
-def run_version(version: str, passes: int, seed: int) -> dict[str, object]:
+def run_version(version: str, passes: int, seed: int, *, hooks: bool = True) -> dict[str, object]:
     """Run the worker against one version. Raises RuntimeError with its words if it fails."""
     path = [str(ROOT / "adapter" / "boot"), str(unpacked(version)), str(ROOT / "adapter"), str(ROOT)]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("DYNCHUNK_")}
     done = subprocess.run(
         [
             *(sys.executable, "-W", "ignore", "-m", "scripts.bench.soak_admission", "--worker"),
-            *("--passes", str(passes), "--seed", str(seed)),
+            *("--passes", str(passes), "--seed", str(seed), "--hooks" if hooks else "--no-hooks"),
         ],
         env=environ | {"PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
@@ -79,10 +82,11 @@ def main(
     seed: Annotated[int, typer.Option(help="Where the random queues start.")] = 1,
     versions: Annotated[str, typer.Option(help="Versions, by commas.")] = ",".join(VERSIONS),
     in_this_process: Annotated[bool, typer.Option("--worker", hidden=True)] = False,
+    hooks: Annotated[bool, typer.Option(hidden=True)] = True,
 ) -> None:
     """Soak every version's adder; see the module's text."""
     if in_this_process:
-        worker(passes, seed)
+        worker(passes, seed, hooks=hooks)
         return
     print(provenance())
     failed = False

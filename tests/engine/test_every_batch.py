@@ -189,7 +189,7 @@ def test_the_budget_changes_while_serving(guarded: Server) -> None:
 
 def test_retraction_with_a_pool_that_is_too_small(tmp_path: Path, stock: dict[str, dict]) -> None:
     """Decoding requests that outgrow the cache are retracted and come back; nobody is lost or answered differently."""
-    asks = [Ask.of(f"t{i}", 1_500, 200 + i, new_tokens=260) for i in range(6)]
+    asks = [Ask(f"t{i}", tuple(traffic.prompt(1_500, 200 + i)), 260, ignore_eos=False) for i in range(6)]
     flags = (*STATIC, "--schedule-conservativeness", "0.01", "--enable-metrics")
     with serving(tmp_path / "stock", *flags, DYNCHUNK_MODE="off") as server:
         expected = {ask.rid: traffic.answer(server, ask) for ask in asks}

@@ -23,6 +23,8 @@ class Ask:
     rid: str
     tokens: tuple[int, ...]
     new_tokens: int = 8
+    # With it the engine reserves all of an answer's cache beforehand, and never has to retract.
+    ignore_eos: bool = True
 
     @classmethod
     def of(cls, rid: str, tokens: int, seed: int, prefix: Sequence[int] = (), new_tokens: int = 8) -> Ask:
@@ -31,7 +33,13 @@ class Ask:
 
 def answer(server: Server, ask: Ask) -> dict[str, Any]:
     """Ask and return the engine's answer with log probabilities."""
-    return server.generate(list(ask.tokens), rid=ask.rid, max_new_tokens=ask.new_tokens, return_logprob=True)
+    return server.generate(
+        list(ask.tokens),
+        rid=ask.rid,
+        max_new_tokens=ask.new_tokens,
+        ignore_eos=ask.ignore_eos,
+        return_logprob=True,
+    )
 
 
 def answer_all(server: Server, asks: Sequence[Ask]) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,56 @@
+"""Hypothesis drives the real PrefillAdder; test_admission.py runs this for each engine version, in its own process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dynchunk.policy.budget import PREFIX, SEQUENCE, Budget
+from scripts.bench.admission_world import Setting, World
+
+PAGES = st.sampled_from([1, 16, 64, 256])
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    engine_page = draw(PAGES)
+    page = engine_page * draw(st.sampled_from([1, 4])) if engine_page > 1 else draw(PAGES)
+    align = draw(st.sampled_from([None, None, engine_page * 2, 4096]))
+    static = page * draw(st.integers(1, 64))
+    if align is not None:
+        static = max(static, -(-align // page) * page)
+    low = page * draw(st.integers(1, max(1, static // page)))
+    budget = draw(st.one_of(st.integers(1, 10**10), st.integers(10**6, 10**9)))
+    limits = Budget(budget, draw(st.sampled_from([PREFIX, SEQUENCE])), page, low, static // page * page)
+    floor = draw(st.sampled_from([1, 128 + engine_page, 8]))
+    setting = Setting(
+        limits, engine_page, static, align, min(floor, static), draw(st.integers(0, 5)), draw(st.booleans())
+    )
+    running = [
+        SimpleNamespace(
+            seqlen=length,
+            sampling_params=SimpleNamespace(max_new_tokens=8, ignore_eos=False),
+            output_ids=[],
+            rid="d",
+            origin_input_ids=range(10),
+        )
+        for length in draw(st.lists(st.integers(1, 400_000), max_size=40))
+    ]
+    world = World(setting, running)
+    longest = min(1_000_000, low * 200)
+    for number in range(draw(st.integers(1, 6))):
+        total = draw(st.integers(1, longest))
+        prefix = draw(st.integers(0, total - 1)) if setting.radix else 0
+        host = draw(st.sampled_from([0, total // 3])) if setting.radix else 0
+        loaded = draw(st.sampled_from([None, 0, host * 2])) if host else None
+        world.request(f"r{number}", total, prefix, host, loaded)
+    return world
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(worlds())
+def test_every_pass_keeps_the_promises(world: World) -> None:
+    """Budget or floor, one unfinished request that is tracked, progress in every pass, page-aligned cuts."""
+    world.run()

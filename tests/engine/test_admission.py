@@ -22,18 +22,9 @@ def test_hypothesis_finds_no_violation(version: str) -> None:
     path = [BOOT, unpacked(version), ROOT / "adapter", ROOT]
     done = subprocess.run(
         [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-W",
-            "ignore",
-            "-p",
-            "no:cacheprovider",
-            "--override-ini",
-            "pythonpath=",
-        ]
-        + [str(Path("tests", "engine", "admission_properties.py"))],
+            *(sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider"),
+            *("--override-ini", "pythonpath=", str(Path("tests", "engine", "admission_properties.py"))),
+        ],
         cwd=ROOT,
         env=clean_environ(PYTHONPATH=os.pathsep.join(map(str, path))),
         capture_output=True,

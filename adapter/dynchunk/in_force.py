@@ -36,6 +36,8 @@ hidden: Any = None
 degraded = False
 counts: Counter[str] = Counter()
 _said: set[str] = set()
+_cut: tuple[Cut, str] = (Cut(1, 1), "page")
+_cut_from: tuple[Any, ...] = (None, None, 0)
 KEYS_REMEMBERED = 1000
 
 
@@ -56,9 +58,17 @@ def degrade(reason: str) -> None:
 
 
 def cut() -> tuple[Cut, str]:
-    """Where a request may be cut now, and what sets the floor."""
-    align = lcm(limits.page if limits is not None else 1, truncation_align() or 1)
-    cause, floor = max(floors.items(), key=lambda item: item[1])
+    """Where a request may be cut now, and what sets the floor. Asked for every chunk, so the answer is kept."""
+    global _cut, _cut_from
+    now = (limits, truncation_align(), id(floors))
+    if now[0] is not _cut_from[0] or now[1:] != _cut_from[1:]:
+        page = limits.page if limits is not None else 1
+        _cut, _cut_from = _work_out_cut(lcm(page, now[1] or 1)), now
+    return _cut
+
+
+def _work_out_cut(align: int) -> tuple[Cut, str]:
+    cause, floor = max(floors.items(), key=lambda item: item[1], default=("page", align))
     if align > floor:
         cause, floor = "alignment", align
     return Cut(align, -(-floor // align) * align), cause

@@ -12,7 +12,7 @@ from math import isqrt
 from dynchunk.policy.budget import SEQUENCE, Budget, end_aligned
 
 
-@dataclass
+@dataclass(slots=True)
 class Load:
     """A batch so far. rows: its new tokens. longest: its longest prefix, or prefix + new tokens, as the rule counts."""
 
@@ -55,7 +55,7 @@ class Cut:
     floor: int
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made for every candidate, and freezing doubles its cost
 class Ask:
     """A waiting request. Tokens.
 
@@ -71,7 +71,7 @@ class Ask:
     alone: bool
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Admission:
     """How much of a request may run. tokens: its new tokens at most. at_floor: they are the floor, not what fits."""
 

@@ -66,11 +66,11 @@ class Patch:
     replace: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
 
 
-def apply_all(module: ModuleType, patches: Iterable[Patch], *, change: bool = True) -> None:
+def apply_all(module: ModuleType, patches: Iterable[Patch], *, change: bool = True, hint: str = "") -> None:
     """Patch `module`, or raise ContractError naming every target that does not match and change nothing.
 
-    With `change=False` only the check is made (mode `report`). A module that carries the same patches already is left
-    alone: both loaders may start DynChunk.
+    hint: what the message ends with. With `change=False` only the check is made (mode `report`). A module that carries
+    the same patches already is left alone: both loaders may start DynChunk.
     """
     planned = []
     problems = []
@@ -84,7 +84,7 @@ def apply_all(module: ModuleType, patches: Iterable[Patch], *, change: bool = Tr
         elif patch.replace is not None:
             planned.append((owner, name, patch.replace, function))
     if problems:
-        raise ContractError(f"{module.__name__}: " + "; ".join(problems))
+        raise ContractError(f"{module.__name__}: " + "; ".join(problems) + (f"; {hint}" if hint else ""))
     if not change:
         return
     for owner, name, replace, function in planned:

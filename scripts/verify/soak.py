@@ -117,9 +117,12 @@ def _problems(server: Server) -> list[str]:
         for line in metrics
         if line.startswith(METRICS) and float(line.rsplit(" ", 1)[1]) != 0
     ]
-    log = server.log.read_text(errors="replace")
+    # From the traffic on: what the engine says while it starts is not about it.
+    log = server.log.read_text(errors="replace").partition("Prefill batch")[2]
     problems += [
-        f"the engine's log says {word!r}" for word in ("leak", "Traceback", "divergence:", "SIGQUIT") if word in log
+        f"the engine's log says {word!r}"
+        for word in ("leak", "Traceback", "Found rank divergence", "SIGQUIT")
+        if word in log
     ]
     batches = server.batches()
     over = 0

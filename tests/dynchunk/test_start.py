@@ -190,6 +190,7 @@ def test_a_contract_that_does_not_match_ends_the_start(fake_engine: Path) -> Non
     assert "served" not in done.stdout
     assert done.stderr.count("Scheduler.on_idle: expected (self), found (self, really)") >= 1
     assert "Traceback" not in done.stderr
+    assert "tested with sglang 0.5.20, 0.5.21, 0.5.22, 0.5.23" in done.stderr
     assert "DYNCHUNK_MODE=off" in done.stderr
 
 
@@ -211,6 +212,33 @@ def test_report_goes_on_where_on_would_refuse(fake_engine: Path) -> None:
     done = run_python(f"import {WATCHED}; print('served')", path=(BOOT, fake_engine), DYNCHUNK_MODE="report")
     assert done.stdout.strip() == "served"
     assert "found (self, really)" in done.stderr
+
+
+def fake_version(engine: Path, version: str) -> None:
+    info = engine / f"sglang-{version}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
+
+
+@pytest.mark.parametrize("version", ["0.5.18", "0.5.19"])
+def test_versions_whose_ranks_can_diverge_are_refused(fake_engine: Path, version: str) -> None:
+    """0.5.18 and 0.5.19 are refused with the reason, even if every contract were met."""
+    fake_version(fake_engine, version)
+    done = run_python(f"import {WATCHED}", path=(fake_engine, BOOT))
+    assert done.returncode == 1
+    assert f"sglang {version} is not supported" in done.stderr
+    assert "Use 0.5.20 or later" in done.stderr
+
+
+def test_an_untested_version_that_meets_every_contract_is_patched_and_marked(fake_engine: Path) -> None:
+    """People run development builds: what decides is the contract, and the journal says what was not tested."""
+    fake_version(fake_engine, "0.5.24.dev7")
+    done = run_python(
+        f"import {WATCHED} as m; print(hasattr(m.Scheduler.on_idle, '__dynchunk__'))", path=(fake_engine, BOOT)
+    )
+    assert done.stdout.strip() == "True"
+    assert "untested version" in done.stderr
+    assert '"untested_version": "0.5.24.dev7"' in done.stderr
 
 
 def test_wrong_settings_end_the_start_in_one_message(fake_engine: Path) -> None:

@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dynchunk.contract import Contract
 
+# Each of these meets every contract below; tests/contract and tests/engine hold them to it. What decides at run time is
+# the contract, not the number: a development build that meets them all is patched, and marked as untested.
 TESTED_VERSIONS = ("0.5.20", "0.5.21", "0.5.22", "0.5.23")
+_STOCK_SIZING_DIVERGES = (
+    "its own chunk sizing gives the ranks of a tensor-parallel group different samples to fit, so they can come to "
+    "different batches; and it has no sizer to take the place of. Use 0.5.20 or later"
+)
+HINT = f"tested with sglang {', '.join(TESTED_VERSIONS)}"
+REFUSED_VERSIONS = {"0.5.18": _STOCK_SIZING_DIVERGES, "0.5.19": _STOCK_SIZING_DIVERGES}
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 SCHEDULE_POLICY = "sglang.srt.managers.schedule_policy"

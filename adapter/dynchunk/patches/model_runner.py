@@ -24,7 +24,7 @@ from dynchunk.trace import Trace
 def apply(module: ModuleType) -> None:
     """Only the check: `install` puts the hook on the instance that serves."""
     mode = settings.current().mode
-    apply_all(module, [Patch(contracts.FORWARD)], change=mode == "on")
+    apply_all(module, [Patch(contracts.FORWARD)], change=mode == "on", hint=contracts.HINT)
 
 
 def install(scheduler: Any) -> CacheRelease | None:

@@ -13,7 +13,7 @@ from dynchunk.patches import contracts
 def apply(module: ModuleType) -> None:
     """Patch SchedulerRequestReceiver (its instances are frozen, its class is not)."""
     mode = settings.current().mode
-    apply_all(module, [Patch(contracts.PULL_REQUESTS, _append_updates)], change=mode == "on")
+    apply_all(module, [Patch(contracts.PULL_REQUESTS, _append_updates)], change=mode == "on", hint=contracts.HINT)
     journal.record("agreement", journal.APPLIED if mode == "on" else journal.WOULD_APPLY)
 
 

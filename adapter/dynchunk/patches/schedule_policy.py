@@ -39,7 +39,7 @@ def apply(module: ModuleType) -> None:
         Patch(contracts.ADD_ONE_IGNORE_EOS),
         Patch(contracts.SELECT),
     ]
-    apply_all(module, patches, change=mode == "on")
+    apply_all(module, patches, change=mode == "on", hint=contracts.HINT)
     journal.record("admission", journal.APPLIED if mode == "on" else journal.WOULD_APPLY)
 
 

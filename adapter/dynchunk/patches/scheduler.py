@@ -8,7 +8,7 @@ from typing import Any
 
 from dynchunk import __version__, agreement, effective, in_force, journal, settings
 from dynchunk.agreement import DisagreementError, Update
-from dynchunk.contract import Patch, apply_all
+from dynchunk.contract import ContractError, Patch, apply_all
 from dynchunk.patches import contracts, facts, model_runner, score_limits, turns
 from dynchunk.settings import SettingsError
 from dynchunk.sizer import BudgetSizer
@@ -20,6 +20,9 @@ BUDGET_KEY = "dynchunk_budget"
 def apply(module: ModuleType) -> None:
     """Patch Scheduler; in the process that people start, this is also where the journal is written."""
     mode = settings.current().mode
+    version = journal.engine_version()
+    if version in contracts.REFUSED_VERSIONS:
+        raise ContractError(f"sglang {version} is not supported: {contracts.REFUSED_VERSIONS[version]}")
     patches = [
         Patch(contracts.INIT_SIZER, _init_sizer),
         Patch(contracts.PREFILL_PASS, turns.take_turns),
@@ -29,7 +32,7 @@ def apply(module: ModuleType) -> None:
         Patch(contracts.DISPATCHER, _adopt_updates),
         Patch(contracts.ON_IDLE, _release_when_idle),
     ]
-    apply_all(module, patches, change=mode == "on")
+    apply_all(module, patches, change=mode == "on", hint=contracts.HINT)
     journal.record("scheduler", journal.APPLIED if mode == "on" else journal.WOULD_APPLY)
     journal.note_untested(contracts.TESTED_VERSIONS)
     journal.write_in_main_process()

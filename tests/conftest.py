@@ -38,8 +38,13 @@ def run_python(
 
 FAKE_CONTEXT = """
 from types import SimpleNamespace
+published = None
 def get_parallel(): raise RuntimeError("no engine here")
-get_disagg = get_exec = get_schedule = get_parallel
+get_disagg = get_exec = get_parallel
+def get_schedule():
+    if published is None: raise ValueError("not published")
+    return published
+get_model = get_schedule
 """
 
 

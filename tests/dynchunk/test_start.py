@@ -181,6 +181,30 @@ def test_report_changes_nothing(fake_engine: Path) -> None:
     assert "would apply" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("chunk", "said"),
+    [
+        (2048, "in mode on: budget 200,000,000 token^2 (prefix rule), chunks 256 to 2,048 in pages of 64"),
+        (-1, "chunked prefill is off, so no prefill can be bounded; start with"),
+    ],
+)
+def test_report_says_what_a_scheduler_would_run_under(fake_engine: Path, chunk: int, said: str) -> None:
+    """Once the engine has settled its sizes, mode `report` says what `on` would make of them, or why it would not."""
+    child = (
+        f"import {WATCHED} as m, sglang.srt.runtime_context as c, time, types\ntime.sleep(0.7)\n"
+        f"c.published = types.SimpleNamespace(chunked_prefill_size={chunk}, page_size=64, context_length=900_000)\n"
+        "time.sleep(1.5); print(hasattr(m.Scheduler.maybe_init_dynamic_chunk_sizer, '__dynchunk__'))"
+    )
+    done = run_python(
+        f"import multiprocessing as mp\nmp.get_context('spawn').Process(target=exec, args=({child!r},)).start()",
+        path=(BOOT, fake_engine),
+        DYNCHUNK_MODE="report",
+    )
+    assert done.stdout.strip() == "False"
+    assert said in done.stderr
+    assert ("beyond a prefix of 781,250 tokens" in done.stderr) == (chunk > 0)
+
+
 def test_a_contract_that_does_not_match_ends_the_start(fake_engine: Path) -> None:
     """In mode `on` a moved target ends the process with one message that names target, expected and found."""
     scheduler = fake_engine / "sglang" / "srt" / "managers" / "scheduler.py"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dynchunk import settings
+from dynchunk import in_force, settings
 from dynchunk.settings import SettingsError
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # the engine warns on import
@@ -53,7 +53,7 @@ def test_the_scheduler_of_one_rank_decides() -> None:
     assert "engine's chunk size 1,024" in resolved.describe()
 
 
-def test_pipelines_keep_the_smaller_of_two_sizers() -> None:
+def test_pipelines_keep_the_smaller_of_two_sizers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the engine made a sizer of its own, it is asked as well."""
     from sglang.srt.managers.scheduler_components.dynamic_chunk_sizer import DynamicChunkSizer
 
@@ -61,7 +61,10 @@ def test_pipelines_keep_the_smaller_of_two_sizers() -> None:
 
     engine = SimpleNamespace(predict=lambda history_len: 640)
     assert callable(DynamicChunkSizer.predict)  # the interface that BudgetSizer stands in for
-    ours = BudgetSizer(_limits(), engine, lambda: None)
+    limits = _limits()
+    monkeypatch.setattr(in_force, "limits", limits)
+    monkeypatch.setattr(in_force, "floors", {"DYNCHUNK_CHUNK_MIN": limits.chunk_min})
+    ours = BudgetSizer(engine, lambda: in_force.cut()[0])
     assert ours.predict(0) == 640
     assert ours.predict(499_968) == 384
 
@@ -78,6 +81,8 @@ def test_rows_of_a_forward_are_read_before_padding_and_replays_are_left_out() ->
 
     batch = SimpleNamespace(rids=["a", "b"], extend_seq_lens_cpu=[512, 1], extend_prefix_lens_cpu=[4096, 77])
     assert _prefill_rows(batch) == [("a", 4096, 512), ("b", 77, 1)]
-    assert _prefill_rows(SimpleNamespace(**vars(batch) | {"extend_seq_lens_cpu": [1, 1]})) is None
+    one_each = vars(batch) | {"extend_seq_lens_cpu": [1, 1]}
+    assert _prefill_rows(SimpleNamespace(**one_each, global_num_tokens_cpu=[2, 9])) is None
+    assert _prefill_rows(SimpleNamespace(**one_each)) == [("a", 4096, 1), ("b", 77, 1)]
     assert _prefill_rows(SimpleNamespace(**vars(batch), encoder_swa_replay=True)) is None
     assert _prefill_rows(SimpleNamespace(**vars(batch) | {"extend_prefix_lens_cpu": None})) is None

@@ -59,14 +59,14 @@ def install(scheduler: Any) -> CacheRelease | None:
 def _prefill_rows(forward_batch: Any) -> list[tuple[str, int, int]] | None:
     """(request id, prefix, new tokens) of each row; None where this is not a prefill of requests.
 
-    Left out: replays of a sliding window (they repeat rows of the forward before), and decodes that data parallelism
-    has turned into extends of one token.
+    Left out: replays of a sliding window (they repeat rows of the forward before), and decodes that data-parallel
+    attention has turned into extends of one token each (there a prompt's last single token is taken for one of them).
     """
     new_tokens = forward_batch.extend_seq_lens_cpu
     prefixes = forward_batch.extend_prefix_lens_cpu
     if not new_tokens or prefixes is None or getattr(forward_batch, "encoder_swa_replay", False):
         return None
-    if max(new_tokens) <= 1:
+    if max(new_tokens) <= 1 and getattr(forward_batch, "global_num_tokens_cpu", None) is not None:
         return None
     rids = forward_batch.rids or [""] * len(new_tokens)
     return [(r, int(p), int(n)) for r, p, n in zip(rids, prefixes, new_tokens, strict=True)]

@@ -9,7 +9,7 @@ from typing import Any
 from dynchunk import __version__, agreement, effective, in_force, journal, settings
 from dynchunk.agreement import DisagreementError, Update
 from dynchunk.contract import ContractError, Patch, apply_all
-from dynchunk.patches import contracts, facts, model_runner, score_limits, turns
+from dynchunk.patches import contracts, facts, look_on, model_runner, score_limits, turns
 from dynchunk.settings import SettingsError
 from dynchunk.sizer import BudgetSizer
 
@@ -36,6 +36,8 @@ def apply(module: ModuleType) -> None:
     journal.record("scheduler", journal.APPLIED if mode == "on" else journal.WOULD_APPLY)
     journal.note_untested(contracts.TESTED_VERSIONS)
     journal.write_in_main_process()
+    if mode == "report":
+        look_on.start()
 
 
 def _init_sizer(original: Any) -> Any:
@@ -67,7 +69,12 @@ def _install(scheduler: Any) -> None:
     _show(rank, resolved)
     journal.write()
     if facts.is_entry_rank(scheduler):
-        for sentence in resolved.notes + [f"warning: {w}" for w in resolved.warnings] + _floor_notes():
+        for sentence in [
+            effective.where_it_ends(resolved.limits),
+            *resolved.notes,
+            *(f"warning: {w}" for w in resolved.warnings),
+            *_floor_notes(),
+        ]:
             journal.say(sentence)
 
 
@@ -80,7 +87,7 @@ def _resolve(scheduler: Any) -> effective.Effective:
                 "the engine runs this multimodal model without chunked prefill, so no prefill can be bounded; use "
                 "SGLang's own implementation of the model (not --model-impl transformers)"
                 if multimodal
-                else "chunked prefill is off, so no prefill can be bounded; start with --chunked-prefill-size 2048"
+                else look_on.CHUNKING_OFF
             ]
         )
     return effective.resolve(

@@ -59,7 +59,7 @@ def results_table(run: Run) -> str:
                 probe.verdict.value + (f": {probe.detail}" if probe.detail else ""),
             ]
         )
-    return _table(head, rows, left=(3, 7))
+    return table(head, rows, left=(3, 7))
 
 
 def joint_table(runs: Sequence[Run]) -> str:
@@ -83,7 +83,7 @@ def joint_table(runs: Sequence[Run]) -> str:
                 probe.verdict.value,
             ]
         rows.append(row)
-    return _table(head, rows, left=tuple(range(len(columns), len(head), len(columns))))
+    return table(head, rows, left=tuple(range(len(columns), len(head), len(columns))))
 
 
 def bands_table(runs: Sequence[Run]) -> str:
@@ -107,7 +107,7 @@ def bands_table(runs: Sequence[Run]) -> str:
         ]
         for run, probe, rates in sorted(measured, key=lambda item: (item[1].size_tokens, item[0].started_s))
     ]
-    return _table(head, rows, left=(1,) if len(runs) > 1 else ())
+    return table(head, rows, left=(1,) if len(runs) > 1 else ())
 
 
 def band_tokens(runs: Sequence[Run]) -> int:
@@ -138,7 +138,7 @@ def facts_table(runs: Sequence[Run]) -> str:
         [f"`{flag}`", *(f"`{run.engine['flags'][flag]}`" if flag in run.engine["flags"] else _UNKNOWN for run in runs)]
         for flag in flags
     ]
-    return _table(["", *(run.label for run in runs)], rows, left=tuple(range(len(runs) + 1)))
+    return table(["", *(run.label for run in runs)], rows, left=tuple(range(len(runs) + 1)))
 
 
 def _summary(run: Run) -> str:
@@ -286,7 +286,7 @@ def _number(value: float | None, decimals: int = 0) -> str:
     return _UNKNOWN if value is None else f"{value:,.{decimals}f}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> str:
     """A Markdown table; columns are set to the right unless named in `left`."""
     rule = [":--" if index in left else "--:" for index in range(len(head))]
     lines = [head, rule, *([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in rows)]

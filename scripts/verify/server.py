@@ -1,7 +1,10 @@
-"""The engine's HTTP endpoints that memguard needs, and what each of their failures means."""
+"""The engine's HTTP endpoints that memguard and compare need, and what each of their failures means."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -16,10 +19,15 @@ HEALTH_ANSWER_S = 30.0  # the engine gives its own check 20 s
 
 
 class Server:
-    """A running SGLang server. Every call may come from any thread."""
+    """A running SGLang server. Every call may come from any thread.
 
-    def __init__(self, url: str, api_key: str | None) -> None:
+    option, program: what messages name as the cure, and as the one that asks.
+    """
+
+    def __init__(self, url: str, api_key: str | None, *, option: str = "--url", program: str = "memguard") -> None:
         self.url = url.rstrip("/")
+        self._option = option
+        self._program = program
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # Proxies of the environment are for the outside; they would swallow a loopback address.
         self._client = httpx.Client(
@@ -54,7 +62,7 @@ class Server:
             self._call("POST", f"/flush_cache?timeout={FLUSH_WAIT_S}", answer_s=FLUSH_WAIT_S + ANSWER_S)
         except RefusedError:
             raise MemguardError(
-                f"the server at {self.url} is busy with other requests; memguard needs it to itself"
+                f"the server at {self.url} is busy with other requests; {self._program} needs it to itself"
             ) from None
 
     def generate(self, body: bytes, timeout_s: float) -> dict[str, Any]:
@@ -66,6 +74,27 @@ class Server:
         if not isinstance(answer, dict):
             raise MemguardError(f"{self.url}/generate did not answer with a JSON object")
         return answer
+
+    def stream(self, body: bytes, timeout_s: float) -> Iterator[dict[str, Any]]:
+        """Run one request to its end. -> the events of its answer as they come. body: the JSON of /generate.
+
+        timeout_s: the longest silence. Raises RefusedError also where the engine refuses after the stream has begun.
+        """
+        path, headers = "/generate", {"Content-Type": "application/json"}
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
+        with (
+            self._explained(path, timeout_s),
+            self._client.stream("POST", self.url + path, content=body, headers=headers, timeout=timeout) as response,
+        ):
+            if response.is_error:
+                response.read()
+            _raise_for(response, self.url, path)
+            for line in response.iter_lines():
+                if line == "data: [DONE]":
+                    return
+                if line.startswith("data: "):
+                    yield self._event(line.removeprefix("data: "))
+        raise ServerGoneError(f"the answer of {self.url} broke off; the server's log says why")
 
     def abort(self, rid: str) -> None:
         """Ask the engine to end a request; it does so when the chunk in flight is done. An unknown rid is no error."""
@@ -84,13 +113,21 @@ class Server:
     ) -> httpx.Response:
         headers = {"Content-Type": "application/json"} if body is not None else None
         timeout = httpx.Timeout(answer_s, connect=min(CONNECT_S, answer_s))
-        try:
+        with self._explained(path, answer_s):
             response = self._client.request(
                 method, self.url + path, content=body, json=json, headers=headers, timeout=timeout
             )
+        _raise_for(response, self.url, path)
+        return response
+
+    @contextlib.contextmanager
+    def _explained(self, path: str, answer_s: float) -> Iterator[None]:
+        """What can go wrong between here and the server, in words."""
+        try:
+            yield
         except httpx.ConnectError:
             raise ServerGoneError(
-                f"no server answers at {self.url}; start one there or say where it is with --url"
+                f"no server answers at {self.url}; start one there or say where it is with {self._option}"
             ) from None
         except httpx.TimeoutException:
             raise ServerTimeoutError(f"{self.url}{path} did not answer within {answer_s:g} s") from None
@@ -99,8 +136,22 @@ class Server:
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
             raise ServerGoneError(f"the connection to {self.url} broke ({reason}); the server's log says why") from None
-        _raise_for(response, self.url, path)
-        return response
+
+    def _event(self, data: str) -> dict[str, Any]:
+        """One event of a stream. The status was sent before the engine looked at the request: refusals come here."""
+        try:
+            event = json.loads(data)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict):
+            raise MemguardError(f"{self.url}/generate did not answer as SGLang does; is this another server?")
+        error = event.get("error")
+        if error is None:
+            return event
+        message = error.get("message") if isinstance(error, dict) else error
+        if isinstance(error, dict) and error.get("code", 400) != 400:
+            raise MemguardError(f"{self.url}/generate ended with {error['code']}: {message}")
+        raise RefusedError(f"/generate: {message}")
 
 
 def _raise_for(response: httpx.Response, url: str, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Hypothesis drives the real PrefillAdder; test_adder_versions.py runs this for each engine version, in its own process."""
+"""Hypothesis drives the real PrefillAdder; test_adder_versions.py runs this once for each engine version."""
 
 from __future__ import annotations
 

@@ -85,3 +85,35 @@ def test_different_settings_stop_every_rank(tmp_path: Path) -> None:
             server.process.wait(timeout=60)
             said = re.sub(r"\s+", " ", server.log.read_text())
             assert "DYNCHUNK_BUDGET: 8000000 on rank 0 (pp0tp0), 9000000 on rank 1 (pp0tp1)" in said
+
+
+FAULTS = Path(__file__).parent / "faults"
+BROKEN = {"DYNCHUNK_BUDGET": str(BUDGET), "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER": "1"}
+
+
+@pytest.mark.parametrize("layout", ["--tp", "--pp-size"])
+def test_a_fault_in_a_decision_makes_every_rank_fall_back_alike(tmp_path: Path, layout: str) -> None:
+    """An exception in our arithmetic: the engine's own sizes from that chunk on, on all ranks, and nobody is lost."""
+    with reference.serving(tmp_path, layout, "2", engine_path=(FAULTS,), FAULT="decision", **BROKEN) as server:
+        made = {"long": traffic.answer(server, Ask.of("long", 16_000, 1))}
+        made |= traffic.answer_all(server, [Ask.of("next", 9_000, 2), Ask.of("short", 300, 3)])
+        batches = server.batches()
+        traffic.assert_chunks_follow_each_other(batches, made)
+        assert max(tokens for _, tokens in server.chunks("next")[1:]) > BUDGET // 4096, "still cut to the budget"
+        assert server.state()["degraded"]
+        assert server.log.read_text().count("the engine's own chunk sizes count from now on") == 2, "not once a rank"
+        [ranks_trace] = tmp_path.glob("trace.jsonl.*")
+        assert [b["reqs"] for b in server.batches(ranks_trace)] == [b["reqs"] for b in batches]
+
+
+def test_a_fault_beside_the_decisions_changes_none(tmp_path: Path) -> None:
+    """An exception while one rank writes its trace: that hook takes itself out, the budget and the answers stand."""
+    with reference.serving(tmp_path, "--tp", "2", engine_path=(FAULTS,), FAULT="forward", **BROKEN) as server:
+        made = {"long": traffic.answer(server, Ask.of("long", 16_000, 1))}
+        batches = server.batches()
+        traffic.assert_every_batch_keeps_the_budget(batches, BUDGET, 256)
+        traffic.assert_chunks_follow_each_other(batches, made)
+        assert not server.state()["degraded"]
+        assert server.log.read_text().count("broken by the test") == 1
+        [ranks_trace] = tmp_path.glob("trace.jsonl.*")
+        assert len(server.batches(ranks_trace)) == 4

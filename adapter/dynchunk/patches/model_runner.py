@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from dynchunk import journal, settings
+from dynchunk import in_force, journal, settings
 from dynchunk.cache_release import GIB, CacheRelease
 from dynchunk.contract import Patch, apply_all
 from dynchunk.patches import contracts, facts
@@ -28,32 +30,60 @@ def apply(module: ModuleType) -> None:
 
 
 def install(scheduler: Any) -> CacheRelease | None:
-    """Hook this scheduler's target model. Returns the release policy where there is a CUDA device for it."""
+    """Hook this scheduler's target model. Returns the release policy where there is a CUDA device for it.
+
+    What happens here decides nothing, so a fault of it must neither end a forward nor make this rank another one than
+    the others: the hook takes itself out and says so.
+    """
     runner = scheduler.tp_worker.model_runner
     release = _release_policy(scheduler)
     trace = _trace(scheduler)
     forward = runner.forward
     synchronous = runner.device == "cpu"
 
-    @functools.wraps(forward)
-    def hooked(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def before(forward_batch: Any) -> Seen | None:
         # Read before the call: data-parallel padding rewrites the mode and appends dummy rows during it.
         mode = forward_batch.forward_mode
         reqs = _prefill_rows(forward_batch) if mode.is_context_parallel_extend() else None
         if release is not None:
             release.before_launch()
-        launched_s, start = time.time(), time.perf_counter()
+        return Seen(mode.name.lower(), reqs, time.time(), time.perf_counter()) if reqs else None
+
+    def after(seen: Seen) -> None:
+        took_ms = (time.perf_counter() - seen.start_s) * 1000 if synchronous else None
+        if release is not None:
+            release.after_forward(max(prefix + new for _, prefix, new in seen.reqs))
+        if trace is not None:
+            trace.write(seen.launched_s, took_ms, seen.mode, seen.reqs)
+
+    def guarded(step: Callable[[Any], Any], argument: Any) -> Any:
+        try:
+            return step(argument)
+        except Exception as error:
+            runner.forward = forward
+            in_force.release = None
+            journal.record("forward", journal.REFUSED, f"no cache release and no trace from now on: {error!r}")
+
+    @functools.wraps(forward)
+    def hooked(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        seen = guarded(before, forward_batch)
         output = forward(forward_batch, *args, **kwargs)
-        if reqs:
-            took_ms = (time.perf_counter() - start) * 1000 if synchronous else None
-            if release is not None:
-                release.after_forward(max(prefix + new for _, prefix, new in reqs))
-            if trace is not None:
-                trace.write(launched_s, took_ms, mode.name.lower(), reqs)
+        if seen is not None:
+            guarded(after, seen)
         return output
 
     runner.forward = hooked
     return release
+
+
+@dataclass(slots=True)
+class Seen:
+    """A prefill on its way. reqs: (request id, prefix, new tokens). launched_s: unix time; start_s: perf_counter."""
+
+    mode: str
+    reqs: list[tuple[str, int, int]]
+    launched_s: float
+    start_s: float
 
 
 def _prefill_rows(forward_batch: Any) -> list[tuple[str, int, int]] | None:

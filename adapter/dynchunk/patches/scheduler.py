@@ -179,7 +179,11 @@ def adopt(update: Update) -> None:
 def _release_when_idle(original: Any) -> Any:
     def on_idle(self: Any) -> None:
         if in_force.release is not None:
-            in_force.release.before_launch()
+            try:
+                in_force.release.before_launch()
+            except Exception as error:
+                in_force.release = None
+                journal.record("cache_release", journal.REFUSED, f"nothing is released when idle any more: {error!r}")
         original(self)
 
     return on_idle

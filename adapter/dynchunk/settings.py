@@ -111,6 +111,24 @@ def switch() -> Kind:
     return Kind(parse, "`0` \\| `1`")
 
 
+def latency_mode() -> Kind:
+    """`off`, `equal`, `pipeline`, or a time such as 250ms, which becomes `250ms`."""
+
+    def parse(text: str) -> str:
+        word = text.lower()
+        if word in ("off", "equal", "pipeline"):
+            return word
+        number = word.removesuffix("ms")
+        if number == word:
+            raise ValueError("not off, equal, pipeline or a time such as 250ms")
+        value = _number(number.strip())
+        if value != value.to_integral_value() or not 1 <= value <= 10**6:
+            raise ValueError("not a whole number of ms from 1 to 1,000,000")
+        return f"{int(value)}ms"
+
+    return Kind(parse, "`off` \\| `equal` \\| `pipeline` \\| a time such as `250ms`")
+
+
 def text_value(what: str) -> Kind:
     """Any text."""
     return Kind(str, what)
@@ -160,6 +178,31 @@ class Settings:
         "After so many chunks of one long prompt, one pass belongs to waiting requests that fit whole, and one to "
         "decoding. `0`: as in the stock engine, the long prompt comes first until it is through.",
     )
+    latency: str = knob(
+        "off",
+        latency_mode(),
+        "How long a chunk may take, besides what memory allows; learned while serving. `equal`: as long as the first "
+        "chunk of a prompt. `250ms`: at most that. `pipeline`: what makes the whole prompt finish first with several "
+        "pipeline stages.",
+    )
+    smooth: float = knob(
+        1.0,
+        decimal(0, 1, "a share"),
+        "How far `equal` goes: 1 makes all chunks cost the same, 0 leaves them at the engine's size.",
+    )
+    latency_min: int | None = knob(
+        None,
+        whole(1, 1_048_576, "tokens"),
+        "The smallest chunk that DYNCHUNK_LATENCY may ask for. DYNCHUNK_CHUNK_MIN counts where it is larger.",
+        "DYNCHUNK_CHUNK_MIN",
+    )
+    model_file: str | None = knob(
+        None,
+        text_value("a file's path"),
+        "Where the learned latency model is kept for the next start. Used again only for the same engine, model, "
+        "layout and device.",
+        "learned anew at every start",
+    )
     indexer_score_mib: int = knob(
         256,
         whole(0, 1_048_576, "MiB"),
@@ -207,7 +250,7 @@ def deciding(settings: Settings) -> dict[str, Any]:
 
     Left out: where the trace goes, and what only changes when a rank releases memory.
     """
-    local = {"trace", "allow_expandable_segments"} | {f.name for f in knob_fields() if f.name.startswith("empty_cache")}
+    local = {"trace", "allow_expandable_segments", "model_file"} | {f.name for f in knob_fields() if f.name.startswith("empty_cache")}
     return {env_name(f): getattr(settings, f.name) for f in knob_fields() if f.name not in local}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from decimal import Decimal, InvalidOperation
@@ -17,6 +18,16 @@ from typing import Any
 
 PREFIX = "DYNCHUNK_"
 _SUFFIXES = {"K": 3, "M": 6, "G": 9, "T": 12}  # powers of ten
+# What Kubernetes puts into every container of a namespace for a Service named `dynchunk` or `dynchunk-...`.
+# By name and value: DYNCHUNK_PORT=30000 is an operator's mistake, DYNCHUNK_PORT=tcp://10.0.0.1:30000 is not.
+_SERVICE_VARIABLES = (
+    (re.compile(r"DYNCHUNK_(?:\w+_)?SERVICE_HOST"), re.compile(r"[0-9a-fA-F.:]+")),
+    (re.compile(r"DYNCHUNK_(?:\w+_)?SERVICE_PORT(?:_\w+)?"), re.compile(r"\d+")),
+    (re.compile(r"DYNCHUNK_(?:\w+_)?PORT(?:_\d+_(?:TCP|UDP|SCTP))?"), re.compile(r"(?:tcp|udp|sctp)://\S+:\d+")),
+    (re.compile(r"DYNCHUNK_(?:\w+_)?PORT_\d+_(?:TCP|UDP|SCTP)_PROTO"), re.compile(r"tcp|udp|sctp")),
+    (re.compile(r"DYNCHUNK_(?:\w+_)?PORT_\d+_(?:TCP|UDP|SCTP)_PORT"), re.compile(r"\d+")),
+    (re.compile(r"DYNCHUNK_(?:\w+_)?PORT_\d+_(?:TCP|UDP|SCTP)_ADDR"), re.compile(r"[0-9a-fA-F.:]+")),
+)
 
 
 class SettingsError(ValueError):
@@ -33,10 +44,14 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Kind:
-    """How one knob is read: `parse` raises ValueError with what is wrong; `limits` says in words what is accepted."""
+    """How one knob is read: `parse` raises ValueError with what is wrong; `limits` says in words what is accepted.
+
+    The value of a `secret` knob is shown nowhere, not even where it is refused.
+    """
 
     parse: Callable[[str], Any]
     limits: str
+    secret: bool = False
 
 
 def knob(default: Any, kind: Kind, meaning: str, shown_default: str | None = None) -> Any:
@@ -250,7 +265,9 @@ def deciding(settings: Settings) -> dict[str, Any]:
 
     Left out: where the trace goes, and what only changes when a rank releases memory.
     """
-    local = {"trace", "allow_expandable_segments", "model_file"} | {f.name for f in knob_fields() if f.name.startswith("empty_cache")}
+    local = {"trace", "allow_expandable_segments", "model_file"} | {
+        f.name for f in knob_fields() if f.name.startswith("empty_cache")
+    }
     return {env_name(f): getattr(settings, f.name) for f in knob_fields() if f.name not in local}
 
 
@@ -277,7 +294,8 @@ def parse_knobs(cls: type[Any], environ: Mapping[str, str], prefix: str) -> tupl
                 values[f.name] = kind.parse(raw)
             except ValueError as error:
                 accepted = kind.limits.replace("`", "").replace("\\|", "|")
-                problems.append(f"{name}={raw!r}: {error}; accepted: {accepted}")
+                shown = "***" if kind.secret else repr(raw)
+                problems.append(f"{name}={shown}: {error}; accepted: {accepted}")
     return values, problems
 
 
@@ -291,12 +309,14 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         return Settings(**values, explicit=frozenset(values))
     known = [env_name(f) for f in knob_fields()]
     for name in sorted(environ):
-        if name.startswith(PREFIX) and name not in known:
+        if name.startswith(PREFIX) and name not in known and not _of_a_service(name, environ[name]):
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "the README lists every name"
             problems.append(f"{name}: unknown setting; {hint}")
     settings = Settings(**values, explicit=frozenset(values))
-    if settings.chunk_max is not None and settings.chunk_min > settings.chunk_max:
+    # The default floor bows to a maximum that the operator chose; effective.py says so.
+    chosen = "chunk_min" in settings.explicit
+    if chosen and settings.chunk_max is not None and settings.chunk_min > settings.chunk_max:
         problems.append(
             f"DYNCHUNK_CHUNK_MIN={settings.chunk_min:,} is above DYNCHUNK_CHUNK_MAX={settings.chunk_max:,}; "
             "lower the first or raise the second"
@@ -304,6 +324,10 @@ def from_env(environ: Mapping[str, str]) -> Settings:
     if problems:
         raise SettingsError(problems)
     return settings
+
+
+def _of_a_service(name: str, value: str) -> bool:
+    return any(names.fullmatch(name) and values.fullmatch(value) for names, values in _SERVICE_VARIABLES)
 
 
 @functools.cache

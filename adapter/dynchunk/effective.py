@@ -72,6 +72,18 @@ def _default_page(engine_page: int, ceiling: int) -> int:
     return smallest if smallest <= ceiling else engine_page
 
 
+def where_it_ends(limits: rule.Budget) -> str:
+    """What the rule does not hold, in one sentence: the floor's reach and the prefix rule's worst overshoot."""
+    last = rule.last_prefix_within(limits)
+    floor = (
+        f"the floor of {limits.chunk_min:,} keeps the budget up to a prefix of {last:,}"
+        if last >= 0
+        else f"the floor of {limits.chunk_min:,} exceeds the budget at every prefix"
+    )
+    overshoot = rule.worst_overshoot(limits)
+    return floor + (f"; counting a chunk's own rows, at most {float(overshoot):.1%} above it" if overshoot else "")
+
+
 def _page_above_ceiling(settings: Settings, page: int, ceiling: int) -> str:
     """The refusal where not even one page fits a chunk."""
     whose = f"a page of {page:,} tokens" if settings.page else f"the engine's page of {page:,} tokens"

@@ -20,11 +20,24 @@ find_python() {
     die "no Python from 3.11 to 3.13 with venv found; SGLang 0.5.23 needs one (Debian, Ubuntu: apt-get install python3-venv)"
 }
 
-# make_venv FILE...: a .venv that holds these requirements files. Quick when it already does.
+# make_venv FILE...: a .venv that holds these requirements files. Quick when it already does. One that was left half made
+# (Ctrl-C while it was being made) is made again, but only if it is ours: each of ours holds a file dynchunk-*.
 make_venv() {
-    if [ ! -x .venv/bin/python ]; then
-        say "making .venv with $(find_python)"
-        "$(find_python)" -m venv .venv
+    if [ -e .venv ] && ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+        for mark in .venv/dynchunk-*; do
+            [ -e "$mark" ] || die "$PWD/.venv has no working pip and was not made by this script; move it away, then start again"
+        done
+        say "removing .venv, which was left incomplete"
+        mv .venv .venv.incomplete # at once: a half removed one would no longer be known as ours
+    fi
+    rm -rf .venv.incomplete
+    if [ ! -e .venv ]; then
+        python=$(find_python) || exit 1
+        say "making .venv with $python"
+        mkdir -p .venv.incomplete
+        : >.venv.incomplete/dynchunk-venv
+        mv .venv.incomplete .venv
+        "$python" -m venv .venv
     fi
     # One stamp a set of requirements, so that a second run does not ask the package index again.
     stamp=.venv/dynchunk-$(echo "$@" | cat - requirements/*.txt | cksum | cut -d' ' -f1)

@@ -28,15 +28,16 @@ make_venv() {
             [ -e "$mark" ] || die "$PWD/.venv has no working pip and was not made by this script; move it away, then start again"
         done
         say "removing .venv, which was left incomplete"
-        mv .venv .venv.incomplete # at once: a half removed one would no longer be known as ours
+        mkdir -p .cache
+        mv .venv .cache/venv # at once: a half removed one would no longer be known as ours
     fi
-    rm -rf .venv.incomplete
+    rm -rf .cache/venv
     if [ ! -e .venv ]; then
         python=$(find_python) || exit 1
         say "making .venv with $python"
-        mkdir -p .venv.incomplete
-        : >.venv.incomplete/dynchunk-venv
-        mv .venv.incomplete .venv
+        mkdir -p .cache/venv
+        : >.cache/venv/dynchunk-venv
+        mv .cache/venv .venv
         "$python" -m venv .venv
     fi
     # One stamp a set of requirements, so that a second run does not ask the package index again.

@@ -23,11 +23,14 @@ import psutil
 import typer
 
 from scripts import reference
+from scripts.ending import end_once
 
 ROOT = Path(__file__).resolve().parent.parent
+SERVE = (ROOT / "dynchunk", "serve")
 CACHE = Path(".cache", "quickstart")
 LOGS = Path("logs")
-EXIT_PASSED, EXIT_GUARD = 0, 2
+EXIT_PASSED, EXIT_GUARD, EXIT_INTERRUPTED = 0, 2, 130
+MEMGUARD_ENDS_S = 60.0  # memguard aborts its request, and draws what it has measured
 
 
 @dataclass(frozen=True)
@@ -53,8 +56,7 @@ def main(
     chunk: Annotated[int, typer.Option(help="The engine's chunk size in both runs.")] = 2048,
 ) -> None:
     """Serve the reference platform twice and ramp prompts against both. Exit code 0 if the story holds."""
-    # SIGTERM like Ctrl-C: whoever ends this gets its servers ended too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_once()  # whoever ends this gets its servers ended too
     os.chdir(ROOT)
     started = time.monotonic()
     _enough_memory(headroom_gib)
@@ -67,10 +69,9 @@ def main(
         step(f"run {number} of {len(ARMS)}: {arm.story}")
         into = ["--out" if number == 1 else "--append", str(report)]
         with serving(arm, budget=budget, chunk=chunk) as server:
-            command = [sys.executable, "-m", "scripts.verify.memguard", "--url", server.url, "--label", arm.label]
-            codes[arm.label] = subprocess.run(
-                [*command, "--server-log", str(server.log), *ramp, *into], check=False
-            ).returncode
+            codes[arm.label] = _memguard(
+                "--url", server.url, "--label", arm.label, "--server-log", str(server.log), *ramp, *into
+            )
     step(f"done in {(time.monotonic() - started) / 60:.1f} minutes; the report: {report / 'REPORT.md'}")
     wrong = [
         f"{arm.label}: memguard ended with {codes[arm.label]}, expected {arm.expected}"
@@ -87,6 +88,26 @@ def main(
 def step(what: str) -> None:
     """One progress line."""
     print(f"\n==> [{time.strftime('%H:%M:%S')}] {what}", flush=True)
+
+
+def _memguard(*arguments: str) -> int:
+    """Run memguard to its end -> its exit code. Interrupted, it gets the time to write down what it has."""
+    environ = reference.outer_environ() | {"PYTHONPATH": os.pathsep.join((str(ROOT / "adapter"), str(ROOT)))}
+    # In a session of its own: Ctrl-C comes to this process alone, which hands it on.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scripts.verify.memguard", *arguments], env=environ, cwd=ROOT, start_new_session=True
+    )
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        step("interrupted: memguard writes what it has, then the engine ends (up to a minute)")
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=MEMGUARD_ENDS_S)
+        raise
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _enough_memory(headroom_gib: float) -> None:
@@ -131,12 +152,19 @@ def serving(arm: Arm, *, budget: str, chunk: int) -> Iterator[reference.Server]:
     }
     environ = reference.outer_environ() | reference.platform_environ() | settings
     step(f"the engine starts (20 s to 1 minute; its log: {log})")
-    with reference.running([ROOT / "dynchunk", "serve"], environ, log, trace, port) as server:
+    with reference.running(SERVE, environ, log, trace, port) as server:
         yield server
 
 
-if __name__ == "__main__":
+def run() -> None:
+    """The program."""
     try:
         typer.run(main)
     except reference.EngineEndedError as error:
         sys.exit(f"quickstart: {error}")
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    run()

@@ -25,10 +25,15 @@ PLUGIN = REFERENCE / "plugin"
 # Relative to the checkout, as everything that ends up in a report: whose folder it lies in is nobody's business.
 MODEL = Path(".cache", "reference-model")
 START_TIMEOUT_S = 400  # two ranks boot in half a minute on two idle cores; not every machine is idle
+STOP_S = 20.0  # for an engine to end by itself
 FLAGS = (
     "--device cpu --skip-server-warmup --page-size 64 --context-length 131072 --max-total-tokens 140000 "
     "--max-running-requests 16 --random-seed 1"
 ).split()
+# What an engine of ours needs of the environment it is started in. Everything else, such as allocator settings, proxies
+# and the settings of another server, would change what is measured without anybody seeing it.
+_NEEDED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TZ", "TMPDIR", "LANG", "LANGUAGE", "LD_LIBRARY_PATH")
+_NEEDED_PREFIXES = ("LC_", "XDG_")
 
 
 class EngineEndedError(AssertionError):
@@ -43,7 +48,8 @@ class Server:
     process: subprocess.Popen[bytes]
     log: Path
     trace: Path
-    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=900))
+    # Proxies of the environment are for the outside.
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=900, trust_env=False))
 
     def generate(self, input_ids: Sequence[int], **wanted: Any) -> dict[str, Any]:
         """POST /generate greedily. `rid`, `return_logprob` go beside the prompt, everything else is sampling."""
@@ -138,8 +144,8 @@ def platform_environ() -> dict[str, str]:
 
 
 def outer_environ() -> dict[str, str]:
-    """This process's environment without settings of DynChunk's, SGLang's or Python's."""
-    return {k: v for k, v in os.environ.items() if not k.startswith(("DYNCHUNK_", "PYTHON", "SGLANG_"))}
+    """What of this process's environment an engine is started with: nothing that changes how it serves."""
+    return {k: v for k, v in os.environ.items() if k in _NEEDED or k.startswith(_NEEDED_PREFIXES)}
 
 
 @contextlib.contextmanager
@@ -176,13 +182,13 @@ def running(
         process = subprocess.Popen(
             command, env=environ, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-    server = Server(f"http://127.0.0.1:{port}", process, log, trace)
     try:
-        wait_until_healthy(server)
-        yield server
+        server = Server(f"http://127.0.0.1:{port}", process, log, trace)
+        with server.client:
+            wait_until_healthy(server)
+            yield server
     finally:
         stop(process)
-        server.client.close()
 
 
 def wait_until_healthy(server: Server, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -200,13 +206,19 @@ def wait_until_healthy(server: Server, timeout_s: float = START_TIMEOUT_S) -> No
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all it started (they share its session)."""
-    for how in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, how)
+    """End a process and all it started (they share its session). Being interrupted only takes the patience away."""
+    try:
+        _signal_session(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=20)
-    process.wait()
+            process.wait(timeout=STOP_S)
+    finally:
+        _signal_session(process, signal.SIGKILL)
+        process.wait()
+
+
+def _signal_session(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def tail(path: Path, lines: int = 40) -> str:

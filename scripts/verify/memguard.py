@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from scripts.ending import end_once
 from scripts.verify.decide import GIB
 from scripts.verify.errors import EXIT_ERROR, EXIT_INTERRUPTED, MemguardError
 from scripts.verify.options import Options, Surroundings
@@ -21,7 +21,7 @@ from scripts.verify.session import run_memguard
 
 DEFAULT_SIZES = "64k,96k,128k,160k,200k,256k,320k,400k,500k"
 DEFAULT_GUARD_GIB = 1.5
-PROGRAM = "python -m scripts.verify.memguard"
+PROGRAM = "dynchunk memguard"
 _USAGE_ERROR = 2  # how typer ends on a mistyped option
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.IGNORECASE)
 _POWERS = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -155,10 +155,8 @@ def _guard_bytes(guard_gib: float | None, headroom_gib: float | None) -> int | N
 
 
 def main() -> NoReturn:
-    """Run the program. A request must not go on when this process is told to end, so every such signal is a Ctrl-C."""
-    for ending in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(ending) is not signal.SIG_IGN:  # as nohup sets it
-            signal.signal(ending, signal.default_int_handler)
+    """Run the program. However it is told to end, no request goes on and what was measured is written down."""
+    end_once()
     try:
         app(prog_name=PROGRAM)
     except SystemExit as ended:

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,6 +36,7 @@ class FakeEngine:
     writes_log: bool = False
     dies_at_tokens: int | None = None
     hears_aborts: bool = True
+    port: int = 0
     info: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -49,7 +51,7 @@ class FakeEngine:
             self.trace.touch()
         if self.writes_log:
             self.log.touch()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http = ThreadingHTTPServer(("127.0.0.1", self.port), _handler(self))
         self._http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._http.server_port}"
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
@@ -156,6 +158,22 @@ def log_line(tokens: int, tokens_per_s: float, *, cached: int = 0, rank: str = "
     )
 
 
+def _stream(handler: BaseHTTPRequestHandler, events: Iterator[str | None]) -> None:
+    """Server-sent events, each in a piece of its own. None: the server dies."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/event-stream")
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    with contextlib.suppress(OSError):  # nobody waits for it any more
+        for event in events:
+            if event is None:
+                handler.close_connection = True
+                return
+            piece = f"data: {event}\n\n".encode()
+            handler.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        handler.wfile.write(b"0\r\n\r\n")
+
+
 def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -174,6 +192,9 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
                 self.close_connection = True
                 return
             status, body = answer
+            if isinstance(body, Iterator):
+                _stream(self, body)
+                return
             out = b"" if body is None else json.dumps(body).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(out)))

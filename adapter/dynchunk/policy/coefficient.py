@@ -96,14 +96,16 @@ def fit(forwards: Iterable[Forward]) -> Fit:
         return Fit(UNKNOWN, len(points), sizes, missing=missing)
     xs, ys = _binned(points)
     slope, base = _line(xs, ys)
-    spans = slope * (xs[-1] - xs[0])
-    distances = [abs(y - base - slope * x) for x, y in zip(xs, ys, strict=True)]
-    if _grows_by(xs[len(xs) // 4 :], ys[len(xs) // 4 :]) < max(GROWTH_WORTH_A_WORD_BYTES, LINE_TOLERANCE * max(ys)):
-        kind = BOUNDED
+    tolerance = max(GROWTH_WORTH_A_WORD_BYTES, LINE_TOLERANCE * max(ys))
+    upper = len(xs) // 4
+    if abs(_grows_by(xs[upper:], ys[upper:])) < tolerance:
+        level = median(ys[upper:])
+        kind = BOUNDED if median(abs(y - level) for y in ys[upper:]) < tolerance else SCATTERED
     elif _jumps(xs, ys):
         kind = STEPS
     else:
-        kind = LINE if median(distances) <= LINE_TOLERANCE * spans else SCATTERED
+        distance = median(abs(y - base - slope * x) for x, y in zip(xs, ys, strict=True))
+        kind = LINE if distance <= LINE_TOLERANCE * slope * (xs[-1] - xs[0]) else SCATTERED
     larger = points[len(points) // 2 :]
     return Fit(
         kind,

@@ -177,6 +177,7 @@ def _stream(handler: BaseHTTPRequestHandler, events: Iterator[str | None]) -> No
 def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # as the engine's server: tokens leave one by one
 
         def do_GET(self) -> None:
             self._respond("GET")

@@ -114,14 +114,24 @@ def health() -> None:
     raise typer.Exit(probe.main())
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    add_help_option=False,
-)
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def _become(module: str, context: typer.Context) -> None:
+    """Run a program of its own with the rest of the command line; nothing of this one stays loaded beside it."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *context.args])  # noqa: S606
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def doctor(context: typer.Context) -> None:
+    """Check this machine and this setting before long prompts do: ok, warn or fail, the reason and the cure."""
+    _become("scripts.doctor", context)
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
 def memguard(context: typer.Context) -> None:
     """Ramp long prompts against the running server, watch memory, abort in time, write a report."""
-    # A program of its own, so that nothing of this one stays loaded while it watches memory.
-    os.execv(sys.executable, [sys.executable, "-m", "scripts.verify.memguard", *context.args])  # noqa: S606
+    _become("scripts.verify.memguard", context)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,129 @@
+"""All checks, in the order of the report."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from scripts.doctor import containers, engine, killers, memory_rules, settings_checks
+from scripts.doctor.readings import Machine, docker_containers
+from scripts.doctor.settings_checks import Setting
+from scripts.doctor.verdict import Check, fail, gib, not_checked, ok, warn
+from scripts.image import prove_adapter
+
+
+def examine(
+    environ: Mapping[str, str], here: Machine, url: str, *, guard_bytes: int, bytes_per_pair: float
+) -> list[Check]:
+    """Every check on one look at the machine. url: where a server may run already."""
+    found = engine.checks(in_container=here.container is not None)
+    if any(entry.endswith("adapter/boot") for entry in environ.get("PYTHONPATH", "").split(os.pathsep)):
+        found.append(start_hook())
+    setting, said = settings_checks.read(environ)
+    found += said
+    if setting is not None:
+        found += settings_checks.checks(setting, environ, [d["capability"] for d in here.devices["devices"]])
+    found += devices(here)
+    found += memory(here, setting, guard_bytes, bytes_per_pair)
+    found += around(here, guard_bytes)
+    return found + engine.running(url, environ.get("API_KEY"))
+
+
+def start_hook() -> Check:
+    """Whether a fresh Python has DynChunk's import watch, as PYTHONPATH promises (`serve` sees to it itself)."""
+    watches, _, said = prove_adapter.fresh_python(None)
+    if watches:
+        return ok("start hook", "a fresh python3 loads the adapter")
+    return fail(
+        "start hook",
+        "adapter/boot is on PYTHONPATH, but a fresh python3 does not load the adapter" + (f": {said}" if said else ""),
+        "adapter/boot first on PYTHONPATH, DYNCHUNK_MODE not off; python3 not a wrapper with -I, -E or -S",
+    )
+
+
+def devices(here: Machine) -> list[Check]:
+    """What GPUs there are, and whether their memory is the host's."""
+    name = "GPU"
+    if here.devices.get("error"):
+        return [
+            warn(name, here.devices["error"], "nvidia-smi says whether the driver works; give the container --gpus all")
+        ]
+    found = here.devices["devices"]
+    if not found:
+        return [not_checked(name, "no CUDA driver here")]
+    nvml = here.devices.get("nvml_memory", [])
+    checks = []
+    for index, device in enumerate(found):
+        kind = "GPU memory is host memory" if device["integrated"] else "memory of its own"
+        reason = (
+            f"{index}: {device['name']}, capability {device['capability']}, {device['multiprocessors']} "
+            f"multiprocessors, {gib(device['total_bytes'])}, {kind}"
+        )
+        if index < len(nvml) and isinstance(nvml[index], str):
+            reason += f"; NVML says {nvml[index]!r} of its memory, so that is unknown, not 0"
+        checks.append(ok(name, reason))
+    return checks
+
+
+def memory(here: Machine, setting: Setting | None, guard_bytes: int, bytes_per_pair: float) -> list[Check]:
+    """MemAvailable or the GPU's memory against what one chunk takes, and the state of the host's memory."""
+    unified = here.unified is True
+    weights = None if setting is None else weight_bytes(str(setting.launch.model_path))
+    return [
+        *headroom(here, setting, guard_bytes, bytes_per_pair),
+        memory_rules.swap(here.meminfo, here.swapped_in_per_s, unified=unified),
+        memory_rules.pressure(here.full_avg10),
+        memory_rules.page_cache(here.meminfo, unified=unified, weights_bytes=weights),
+    ]
+
+
+def headroom(here: Machine, setting: Setting | None, guard_bytes: int, bytes_per_pair: float) -> list[Check]:
+    """Whether the largest chunk fits. Where it cannot be known, why."""
+    name = "memory for long prompts"
+    limits = None if setting is None else setting.limits()
+    if setting is None or limits is None:
+        return [not_checked(name, "there is no chunk size to go by")]
+    launch = setting.launch
+    pairs = memory_rules.most_pairs(limits, launch.context_length)
+    needs = [(f"for a chunk ({pairs:,} token^2 x {bytes_per_pair:g} B)", int(pairs * bytes_per_pair))]
+    share = launch.mem_fraction_static
+    available = here.meminfo["MemAvailable"]
+    if here.unified is False:
+        if share is None:
+            return [not_checked(name, "MEM_FRACTION_STATIC is not set; the engine keeps room of its own choosing")]
+        total = min(device["total_bytes"] for device in here.devices["devices"])
+        needs.insert(0, (f"static (MEM_FRACTION_STATIC={share:g})", int(total * share)))
+        return [memory_rules.headroom(total, needs, 0, what="GPU memory")]
+    if here.unified and here.engine_pid is None:
+        if share is None:
+            return [
+                not_checked(
+                    name, "the engine does not run yet and MEM_FRACTION_STATIC is not set; ask again when it serves"
+                )
+            ]
+        needs.insert(0, (f"static (MEM_FRACTION_STATIC={share:g})", int(available * share)))
+        if launch.node_rank == 0:
+            needs.append(("for what runs on the head only", memory_rules.HEAD_BYTES))
+    running = "MemAvailable beside the running engine" if here.engine_pid else "MemAvailable"
+    return [memory_rules.headroom(available, needs, guard_bytes, what=running)]
+
+
+def around(here: Machine, guard_bytes: int) -> list[Check]:
+    """What else acts on memory here, and the container around the engine."""
+    if here.container is not None:
+        return [
+            *containers.inside(here.container, unified=here.unified),
+            not_checked("out-of-memory killers", "this is a container; run doctor on the host as well"),
+        ]
+    found = killers.lines_of(here.killers, here.killer_configs, here.meminfo["MemTotal"], guard_bytes)
+    for inspected in docker_containers():
+        if containers.runs_engine(inspected):
+            found += containers.from_outside(inspected, unified=here.unified)
+    return found
+
+
+def weight_bytes(model_path: str) -> int | None:
+    """The size of the weight files; None where they are not here."""
+    files = [*Path(model_path).glob("*.safetensors"), *Path(model_path).glob("*.bin")]
+    return sum(file.stat().st_size for file in files) or None

@@ -30,6 +30,10 @@ turns: Turns = Turns(every=0)
 # Updates of this rank on their way to all ranks.
 outbox = Outbox()
 release: CacheRelease | None = None
+# Who wants to know how long each prefill took (patches/model_runner.Prefill, ms); filled before the hook is installed.
+listeners: list[Callable[[Any, float], None]] = []
+# What is left to do when the engine has nothing to run; called over and over then.
+when_idle: list[Callable[[], None]] = []
 # The long request that is out of sight for one pass, which belongs to waiting requests (patches/turns.py).
 hidden: Any = None
 # Set on every rank alike once our own code has failed: the engine's own sizes count from then on.

@@ -21,6 +21,8 @@ def nothing_in_force(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "turns": Turns(every=0),
         "outbox": Outbox(),
         "release": None,
+        "listeners": [],
+        "when_idle": [],
         "hidden": None,
         "degraded": False,
         "counts": Counter(),

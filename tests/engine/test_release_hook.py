@@ -18,7 +18,8 @@ GIB = 1 << 30
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(in_force, "release", None)
+    for name, empty in {"release": None, "listeners": [], "when_idle": []}.items():
+        monkeypatch.setattr(in_force, name, empty)
     monkeypatch.setattr(journal, "_hooks", {})
     settings.current.cache_clear()
     yield
@@ -68,7 +69,8 @@ def test_auto_is_always_where_gpu_memory_is_host_memory(
     from dynchunk.patches import model_runner
 
     cuda = FakeCuda(monkeypatch, integrated=integrated)
-    release = model_runner.install(scheduler(cuda.calls))
+    model_runner.install(scheduler(cuda.calls))
+    release = in_force.release
     assert release is not None
     assert release.mode == mode
 
@@ -88,13 +90,13 @@ def test_a_release_comes_before_the_next_launch(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_last_chunk_is_released_from_the_idle_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     from dynchunk.patches import model_runner
-    from dynchunk.patches.scheduler import _release_when_idle
+    from dynchunk.patches.scheduler import _work_when_idle
 
     cuda = FakeCuda(monkeypatch, integrated=True)
     engine = scheduler(cuda.calls)
-    in_force.release = model_runner.install(engine)
+    model_runner.install(engine)
     engine.tp_worker.model_runner.forward(prefill(2048, 100_000))
-    _release_when_idle(lambda _self: cuda.calls.append("idle"))(engine)
+    _work_when_idle(lambda _self: cuda.calls.append("idle"))(engine)
     assert cuda.calls == ["forward", "empty_cache", "idle"]
 
 
@@ -104,7 +106,8 @@ def test_nothing_is_released_while_paused_or_capturing(monkeypatch: pytest.Monke
 
     cuda = FakeCuda(monkeypatch, integrated=True)
     engine = scheduler(cuda.calls)
-    release = model_runner.install(engine)
+    model_runner.install(engine)
+    release = in_force.release
     engine.tp_worker.model_runner.forward(prefill(2048, 100_000))
     engine._engine_paused, cuda.capturing = state == "paused", state == "capturing"
     release.before_launch()
@@ -119,31 +122,33 @@ def test_low_reads_host_memory_only_where_the_device_is_integrated(
     monkeypatch: pytest.MonkeyPatch, integrated: bool, below: bool
 ) -> None:
     """On a discrete device the driver's free memory counts, on an integrated one MemAvailable."""
-    from dynchunk.patches import model_runner
+    from dynchunk.patches import cuda_device, model_runner
 
     cuda = FakeCuda(monkeypatch, integrated=integrated)
-    monkeypatch.setattr(model_runner, "_mem_available_bytes", lambda: GIB)
+    monkeypatch.setattr(cuda_device, "_mem_available_bytes", lambda: GIB)
     monkeypatch.setenv("DYNCHUNK_EMPTY_CACHE", "low")
     engine = scheduler(cuda.calls)
-    release = model_runner.install(engine)
+    model_runner.install(engine)
+    release = in_force.release
     engine.tp_worker.model_runner.forward(prefill(2048, 100_000))
     release.before_launch()
     assert ("empty_cache" in cuda.calls) is below
 
 
 def test_a_fault_of_the_hook_does_not_end_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver refuses a call: the forward runs all the same, and the hook is gone."""
+    """The driver refuses a call: the forward runs all the same, and nothing is released any more."""
     from dynchunk.patches import model_runner
 
     cuda = FakeCuda(monkeypatch, integrated=True)
     engine = scheduler(cuda.calls)
-    release = model_runner.install(engine)
+    model_runner.install(engine)
+    release = in_force.release
     runner = engine.tp_worker.model_runner
     monkeypatch.setattr(release, "before_launch", lambda: 1 / 0)
     assert runner.forward(prefill(2048)) == "output"
     assert runner.forward(prefill(2048)) == "output"
     assert cuda.calls == ["forward", "forward"]
-    assert journal.snapshot()["hooks"]["forward"]["outcome"] == "refused"
+    assert journal.snapshot()["hooks"]["cache_release"]["outcome"] == "refused"
 
 
 @pytest.mark.parametrize(

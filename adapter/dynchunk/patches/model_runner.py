@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-import torch
+from typing import Any, Protocol
 
 from dynchunk import in_force, journal, settings
-from dynchunk.cache_release import GIB, CacheRelease
+from dynchunk.cache_release import CacheRelease
 from dynchunk.contract import Patch, apply_all
-from dynchunk.patches import contracts, facts
+from dynchunk.patches import contracts, cuda_device, facts, forward_time
 from dynchunk.trace import Trace
 
 
@@ -29,61 +26,140 @@ def apply(module: ModuleType) -> None:
     apply_all(module, [Patch(contracts.FORWARD)], change=mode == "on", hint=contracts.HINT)
 
 
-def install(scheduler: Any) -> CacheRelease | None:
-    """Hook this scheduler's target model. Returns the release policy where there is a CUDA device for it.
-
-    What happens here decides nothing, so a fault of it must neither end a forward nor make this rank another one than
-    the others: the hook takes itself out and says so.
-    """
-    runner = scheduler.tp_worker.model_runner
-    release = _release_policy(scheduler)
-    trace = _trace(scheduler)
-    forward = runner.forward
-    synchronous = runner.device == "cpu"
-
-    def before(forward_batch: Any) -> Seen | None:
-        # Read before the call: data-parallel padding rewrites the mode and appends dummy rows during it.
-        mode = forward_batch.forward_mode
-        reqs = _prefill_rows(forward_batch) if mode.is_context_parallel_extend() else None
-        if release is not None:
-            release.before_launch()
-        return Seen(mode.name.lower(), reqs, time.time(), time.perf_counter()) if reqs else None
-
-    def after(seen: Seen) -> None:
-        took_ms = (time.perf_counter() - seen.start_s) * 1000 if synchronous else None
-        if release is not None:
-            release.after_forward(max(prefix + new for _, prefix, new in seen.reqs))
-        if trace is not None:
-            trace.write(seen.launched_s, took_ms, seen.mode, seen.reqs)
-
-    def guarded(step: Callable[[Any], Any], argument: Any) -> Any:
-        try:
-            return step(argument)
-        except Exception as error:
-            runner.forward = forward
-            in_force.release = None
-            journal.record("forward", journal.REFUSED, f"no cache release and no trace from now on: {error!r}")
-
-    @functools.wraps(forward)
-    def hooked(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        seen = guarded(before, forward_batch)
-        output = forward(forward_batch, *args, **kwargs)
-        if seen is not None:
-            guarded(after, seen)
-        return output
-
-    runner.forward = hooked
-    return release
-
-
 @dataclass(slots=True)
-class Seen:
-    """A prefill on its way. reqs: (request id, prefix, new tokens). launched_s: unix time; start_s: perf_counter."""
+class Prefill:
+    """A prefill forward. mode: `extend` or `mixed`. reqs: (request id, prefix, new tokens). launched_s: unix time."""
 
     mode: str
     reqs: list[tuple[str, int, int]]
     launched_s: float
-    start_s: float
+
+
+class Observer(Protocol):
+    """Something that looks on at forwards. It decides nothing, so a fault of it changes nothing but itself."""
+
+    name: str
+
+    def before(self, prefill: Prefill | None) -> None:
+        """Called before each launch; None where it is no prefill."""
+
+    def after(self, prefill: Prefill) -> None:
+        """Called after the launch of a prefill."""
+
+
+def install(scheduler: Any) -> None:
+    """Hook this scheduler's target model."""
+    runner = scheduler.tp_worker.model_runner
+    observers: list[Observer] = []
+    release = in_force.release = cuda_device.release_policy(scheduler)
+    if release is not None:
+        observers.append(Releasing(release))
+        in_force.when_idle.append(release.before_launch)
+    if (path := settings.current().trace) is not None:
+        trace = Trace(path if facts.is_entry_rank(scheduler) else f"{path}.{facts.rank_name(scheduler)}")
+        observers.append(Tracing(trace, synchronous=runner.device == "cpu"))
+    if in_force.listeners:
+        # Last, so that what the others do is not timed.
+        timing = Timing(forward_time.for_device(runner.device), in_force.listeners)
+        observers.append(timing)
+        in_force.when_idle.append(timing.tell)
+    if observers:
+        runner.forward = hook(runner.forward, observers)
+
+
+def hook(forward: Callable[..., Any], observers: list[Observer]) -> Callable[..., Any]:
+    """`forward`, with observers. One that raises is taken out, and the journal says so."""
+
+    def each(step: str, prefill: Prefill | None) -> None:
+        for observer in list(observers):
+            try:
+                getattr(observer, step)(prefill)
+            except Exception as error:
+                observers.remove(observer)
+                journal.record(observer.name, journal.REFUSED, f"broken, and off from now on: {error!r}")
+
+    @functools.wraps(forward)
+    def hooked(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        # Read before the call: data-parallel padding rewrites the mode and appends dummy rows during it.
+        prefill = _prefill(forward_batch)
+        each("before", prefill)
+        output = forward(forward_batch, *args, **kwargs)
+        if prefill is not None:
+            each("after", prefill)
+        return output
+
+    return hooked
+
+
+class Releasing:
+    """Gives cached memory back before the launch that follows a long prefill."""
+
+    name = "cache_release"
+
+    def __init__(self, release: CacheRelease) -> None:
+        self.release = release
+
+    def before(self, prefill: Prefill | None) -> None:
+        """A release may be due."""
+        self.release.before_launch()
+
+    def after(self, prefill: Prefill) -> None:
+        """A long prefill makes one due."""
+        self.release.after_forward(max(prefix + new for _, prefix, new in prefill.reqs))
+
+
+class Tracing:
+    """Writes the trace at launch, so that the chunk that ends a host is in it."""
+
+    name = "trace"
+
+    def __init__(self, trace: Trace, *, synchronous: bool) -> None:
+        """synchronous: a forward is over when it returns, so that its time can be given."""
+        self.trace = trace
+        self.synchronous = synchronous
+        self._start_s = 0.0
+
+    def before(self, prefill: Prefill | None) -> None:
+        """Note the time."""
+        self._start_s = time.perf_counter()
+
+    def after(self, prefill: Prefill) -> None:
+        """Write the line."""
+        took_ms = (time.perf_counter() - self._start_s) * 1000 if self.synchronous else None
+        self.trace.write(prefill.launched_s, took_ms, prefill.mode, prefill.reqs)
+
+
+class Timing:
+    """Times prefills and tells listeners, when they are through: at once on the CPU, some launches later elsewhere."""
+
+    name = "forward timing"
+
+    def __init__(self, timer: forward_time.ForwardTimer, listeners: Sequence[Callable[[Prefill, float], None]]) -> None:
+        self.timer = timer
+        self.listeners = listeners
+
+    def before(self, prefill: Prefill | None) -> None:
+        """Hand on what has finished, then start the clock."""
+        self.tell()
+        if prefill is not None:
+            self.timer.start()
+
+    def after(self, prefill: Prefill) -> None:
+        """Stop it."""
+        self.timer.stop(prefill)
+        self.tell()
+
+    def tell(self) -> None:
+        """Hand on what has finished."""
+        for prefill, took_ms in self.timer.finished():
+            for listen in self.listeners:
+                listen(prefill, took_ms)
+
+
+def _prefill(forward_batch: Any) -> Prefill | None:
+    mode = forward_batch.forward_mode
+    reqs = _prefill_rows(forward_batch) if mode.is_context_parallel_extend() else None
+    return Prefill(mode.name.lower(), reqs, time.time()) if reqs else None
 
 
 def _prefill_rows(forward_batch: Any) -> list[tuple[str, int, int]] | None:
@@ -100,68 +176,3 @@ def _prefill_rows(forward_batch: Any) -> list[tuple[str, int, int]] | None:
         return None
     rids = forward_batch.rids or [""] * len(new_tokens)
     return [(r, int(p), int(n)) for r, p, n in zip(rids, prefixes, new_tokens, strict=True)]
-
-
-def _trace(scheduler: Any) -> Trace | None:
-    path = settings.current().trace
-    if path is None:
-        return None
-    return Trace(path if facts.is_entry_rank(scheduler) else f"{path}.{facts.rank_name(scheduler)}")
-
-
-def _release_policy(scheduler: Any) -> CacheRelease | None:
-    configured = settings.current()
-    mode = configured.empty_cache
-    if mode == "off":
-        journal.record("cache_release", journal.NOT_IN_USE, "DYNCHUNK_EMPTY_CACHE=off")
-        return None
-    if scheduler.tp_worker.model_runner.device != "cuda" or not torch.cuda.is_available():
-        journal.record("cache_release", journal.NO_DEVICE, "no CUDA device")
-        return None
-    device = CudaDevice(torch.cuda.current_device(), scheduler)
-    if mode == "auto":
-        mode = "always" if device.is_integrated else "low"
-    journal.record("cache_release", journal.APPLIED, mode)
-    return CacheRelease(
-        device,
-        mode,
-        configured.empty_cache_min_tokens,
-        int(configured.empty_cache_below_gib * GIB),
-    )
-
-
-class CudaDevice:
-    """The CUDA calls behind cache_release.Device."""
-
-    def __init__(self, index: int, scheduler: Any) -> None:
-        self.index = index
-        self.scheduler = scheduler
-        # GPU memory is host memory there; CUDA's own "free" would count the page cache as taken.
-        self.is_integrated = bool(torch.cuda.get_device_properties(index).is_integrated)
-
-    def available_bytes(self) -> int:
-        """MemAvailable on an integrated device, the driver's free memory on a discrete one."""
-        if self.is_integrated:
-            return _mem_available_bytes()
-        free_bytes, _ = torch.cuda.mem_get_info(self.index)
-        return int(free_bytes)
-
-    def unused_reserved_bytes(self) -> int:
-        """Reserved less allocated, from the allocator's own counters."""
-        return int(torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index))
-
-    def must_not_release(self) -> bool:
-        """While a graph is captured, and while generation is paused (the engine guards its own releases so)."""
-        return bool(self.scheduler._engine_paused) or torch.cuda.is_current_stream_capturing()
-
-    def empty_cache(self) -> None:
-        """Torch's own call. Not the platform's: on a CPU that is a full garbage collection."""
-        torch.cuda.empty_cache()
-
-
-def _mem_available_bytes() -> int:
-    with Path("/proc/meminfo").open(encoding="ascii") as meminfo:
-        for line in meminfo:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo has no MemAvailable")

@@ -30,7 +30,7 @@ def apply(module: ModuleType) -> None:
         Patch(contracts.INTERNAL_STATE, _add_to_state),
         Patch(contracts.SET_INTERNAL_STATE, _change_budget),
         Patch(contracts.DISPATCHER, _adopt_updates),
-        Patch(contracts.ON_IDLE, _release_when_idle),
+        Patch(contracts.ON_IDLE, _work_when_idle),
     ]
     apply_all(module, patches, change=mode == "on", hint=contracts.HINT)
     journal.record("scheduler", journal.APPLIED if mode == "on" else journal.WOULD_APPLY)
@@ -64,7 +64,7 @@ def _install(scheduler: Any) -> None:
     in_force.turns = turns.configured(settings.current().interleave)
     scheduler.dynamic_chunk_sizer = BudgetSizer(scheduler.dynamic_chunk_sizer, lambda: in_force.cut()[0])
     journal.record("sizer", journal.APPLIED)
-    in_force.release = model_runner.install(scheduler)
+    model_runner.install(scheduler)
     score_limits.record_the_rest()
     _show(rank, resolved)
     journal.write()
@@ -176,14 +176,14 @@ def adopt(update: Update) -> None:
         in_force.degrade(str(update.values[0]))
 
 
-def _release_when_idle(original: Any) -> Any:
+def _work_when_idle(original: Any) -> Any:
     def on_idle(self: Any) -> None:
-        if in_force.release is not None:
+        for step in list(in_force.when_idle):
             try:
-                in_force.release.before_launch()
+                step()
             except Exception as error:
-                in_force.release = None
-                journal.record("cache_release", journal.REFUSED, f"nothing is released when idle any more: {error!r}")
+                in_force.when_idle.remove(step)
+                journal.record("idle", journal.REFUSED, f"{step.__qualname__} is off from now on: {error!r}")
         original(self)
 
     return on_idle

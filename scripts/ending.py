@@ -1,6 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP end a program of ours once: what it started is cleaned up undisturbed.
 
-A second Ctrl-C in the middle of the cleaning up would leave engines and reports behind. So only the first signal counts;
+A second Ctrl-C in the middle of the cleaning up would leave engines and reports behind. So only the first one counts;
 whoever uses this sees to it that what follows takes a bounded time.
 """
 

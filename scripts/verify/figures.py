@@ -158,7 +158,7 @@ def chunk_by_prefix(measured: Measured) -> Any:
 def tokens_per_second(measured: Measured) -> Any:
     """Tokens per second by band of prefix: a line over all sizes of a run, a dot for every size."""
     runs = [run for run, _ in measured]
-    if not _any_chunks(runs):
+    if not any(probe.complete_chunks for run in runs for probe in run.probes):
         return None
     width = band_tokens(runs)
     figure, axes = _figure(height_in=4.4)
@@ -166,9 +166,9 @@ def tokens_per_second(measured: Measured) -> Any:
     for index, run in enumerate(runs):
         color, marker, line = _color(index), MARKERS[index % len(MARKERS)], _line_width(index, len(runs))
         for probe in run.probes:
-            rates = bands.tokens_per_s(probe.chunks, width)
+            rates = bands.tokens_per_s(probe.complete_chunks, width)
             axes.plot(list(rates), list(rates.values()), marker=".", linestyle="none", color=color, alpha=0.35)
-        rates = bands.tokens_per_s([chunk for probe in run.probes for chunk in probe.chunks], width)
+        rates = bands.tokens_per_s([chunk for probe in run.probes for chunk in probe.complete_chunks], width)
         if rates:
             axes.plot(list(rates), list(rates.values()), marker=marker, color=color, linewidth=line, label=run.label)
             last = max(last, *rates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 
@@ -11,14 +12,18 @@ class Follow:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._offset_bytes = path.stat().st_size if path.exists() else 0
+        self._offset_bytes = path.stat().st_size if path.is_file() else 0
         self._partial = b""
 
     def lines(self) -> list[str]:
         """The lines that were completed since the last call. A file that cannot be read has none."""
         try:
-            with self.path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset_bytes:
+            # Opening a pipe would wait for somebody to write into it.
+            with os.fdopen(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+                status = os.fstat(file.fileno())
+                if not stat.S_ISREG(status.st_mode):
+                    return []
+                if status.st_size < self._offset_bytes:
                     self._offset_bytes, self._partial = 0, b""
                 file.seek(self._offset_bytes)
                 new = file.read()

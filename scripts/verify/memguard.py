@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+import httpx
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from launcher import address
 from scripts.ending import end_once
 from scripts.verify.decide import GIB
 from scripts.verify.errors import EXIT_ERROR, EXIT_INTERRUPTED, MemguardError
@@ -63,7 +67,9 @@ def memguard(  # noqa: PLR0917 - typer makes an option of each
             show_default=False,
         ),
     ] = None,
-    url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:30000",
+    url: Annotated[
+        str | None, typer.Option(help="The server.", show_default="http://HOST:PORT of the environment")
+    ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="API_KEY", help="The server's API key. Never shown or written.", show_default=False),
@@ -100,11 +106,12 @@ def memguard(  # noqa: PLR0917 - typer makes an option of each
     _UsageSeen.accepted = True
     try:
         _refuse_both(out=out, append=append)
+        _refuse_endless(guard_gib=guard_gib, headroom_gib=headroom_gib, timeout=timeout)
         options = Options(
-            url=url.rstrip("/"),
+            url=server_url(url, os.environ),
             sizes_tokens=parse_sizes(sizes),
             command=redacted_command(PROGRAM, sys.argv[1:], api_key),
-            api_key=api_key or None,
+            api_key=sendable_key(api_key),
             guard_bytes=_guard_bytes(guard_gib, headroom_gib),
             headroom_bytes=None if headroom_gib is None else round(headroom_gib * GIB),
             label=label,
@@ -138,6 +145,36 @@ def parse_sizes(text: str) -> tuple[int, ...]:
             f"--sizes {text!r}: {', '.join(wrong) or 'nothing'} is no number of tokens; write 64k,96k,128000"
         )
     return tuple(sorted(sizes))
+
+
+def server_url(given: str | None, environ: Mapping[str, str]) -> str:
+    """The address to ask: --url, else HOST and PORT as every command reads them. Raises MemguardError."""
+    try:
+        if given is None:
+            return address.server_url(environ)
+        parts = httpx.URL(given.strip().rstrip("/"))
+        if parts.scheme in ("http", "https") and parts.host and (parts.port or 1) < 2**16:
+            return str(parts)
+    except httpx.InvalidURL:
+        pass
+    except ValueError as error:
+        raise MemguardError(str(error)) from None
+    raise MemguardError(f"{address.without_user_info(str(given))!r} is not an address like http://127.0.0.1:30000")
+
+
+def sendable_key(given: str | None) -> str | None:
+    """The key without the blanks around it, None for an empty one. Raises MemguardError, which does not repeat it."""
+    try:
+        return address.key(given.strip()) if given and given.strip() else None
+    except ValueError as error:
+        raise MemguardError(f"API_KEY or --api-key: {error}") from None
+
+
+def _refuse_endless(**options: float | None) -> None:
+    """Typer takes `inf` and `nan` for numbers; no reading is ever below nan, so such a guard would never trip."""
+    for name, value in options.items():
+        if value is not None and not math.isfinite(value):
+            raise MemguardError(f"--{name.replace('_', '-')} {value}: not a number; write one like 1.5")
 
 
 def _refuse_both(**options: object) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from scripts.verify.decide import gib
 from scripts.verify.engine import dynchunk_active
-from scripts.verify.report import chunk_summary
+from scripts.verify.report import probe_chunks
 from scripts.verify.results import Probe, Run, Verdict
 
 _PLAIN_EVERY_S = 10.0
@@ -75,7 +75,7 @@ class Display:
         if probe.low_water_bytes is not None:
             facts.append(f"low {gib(probe.low_water_bytes)}")
         if probe.chunks:
-            facts.append(f"chunks {chunk_summary(probe.chunks)}")
+            facts.append(f"chunks {probe_chunks(probe)}")
         verdict = probe.verdict.value + (f": {probe.detail}" if probe.detail else "")
         self.say(f"{'  '.join(facts)}  [{_STYLES.get(probe.verdict, 'bold red')}]{escape(verdict)}[/]")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from urllib.parse import urlsplit, urlunsplit
+
+from launcher import address
 
 _HIDDEN = "***"
 
@@ -25,8 +26,5 @@ def redacted_command(program: str, arguments: list[str], api_key: str | None) ->
 
 
 def without_password(url: str) -> str:
-    """A URL without what stands before its @; any other text as it is."""
-    parts = urlsplit(url)
-    if not parts.scheme or "@" not in parts.netloc:
-        return url
-    return urlunsplit(parts._replace(netloc=f"{_HIDDEN}@{parts.netloc.rpartition('@')[2]}"))
+    """A URL, or any text with one in it, without what stands before the @."""
+    return address.without_user_info(url)

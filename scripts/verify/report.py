@@ -11,7 +11,7 @@ from typing import Any
 
 from scripts.verify import bands
 from scripts.verify.decide import gib
-from scripts.verify.results import Chunk, Outcome, Run
+from scripts.verify.results import Chunk, Outcome, Probe, Run
 from scripts.verify.sampler import SLOWEST_PROMISED_S
 
 NO_CHUNKS = "no trace: chunk sizes unknown"
@@ -52,7 +52,7 @@ def results_table(run: Run) -> str:
                 f"{probe.size_tokens:,}",
                 _number(probe.seconds, 1),
                 _number(probe.tokens_per_s),
-                chunk_summary(probe.chunks) or _UNKNOWN,
+                probe_chunks(probe) or _UNKNOWN,
                 _number(probe.cached_tokens),
                 _UNKNOWN if low is None else gib(low),
                 _UNKNOWN if low is None else gib(low - run.guard_bytes),
@@ -93,10 +93,14 @@ def bands_table(runs: Sequence[Run]) -> str:
         (run, probe, rates)
         for run in runs
         for probe in run.probes
-        if (rates := bands.tokens_per_s(probe.chunks, width))
+        if (rates := bands.tokens_per_s(probe.complete_chunks, width))
     ]
     if not measured:
-        return f"Unknown ({NO_CHUNKS})."
+        return (
+            "Unknown (the trace is incomplete)."
+            if any(p.chunks for r in runs for p in r.probes)
+            else f"Unknown ({NO_CHUNKS})."
+        )
     last = max(max(rates) for _, _, rates in measured)
     head = ["prompt", *(["run"] if len(runs) > 1 else []), *(bands.name(band, width) for band in range(last + 1))]
     rows = [
@@ -124,6 +128,13 @@ def chunk_summary(chunks: Sequence[Chunk]) -> str:
     if len(sizes) <= _MOST_SIZES_NAMED:
         return f"{len(chunks):,} of {', '.join(f'{size:,}' for size in sizes)}"
     return f"{len(chunks):,}: {sizes[0]:,} to {sizes[-1]:,} in {len(sizes)} sizes"
+
+
+def probe_chunks(probe: Probe) -> str:
+    """`chunk_summary`, and how much of the prompt it is about where that is not all of it."""
+    missing = probe.untraced_tokens
+    seen = sum(chunk.tokens for chunk in probe.chunks)
+    return chunk_summary(probe.chunks) + (f" ({seen:,} of {seen + missing:,} tokens)" if missing else "")
 
 
 def facts_table(runs: Sequence[Run]) -> str:
@@ -183,6 +194,13 @@ def _after_table(run: Run) -> list[str]:
         lines.append(f"Chunk sizes are from {run.chunk_source}.")
     elif any(probe.start_s is not None for probe in run.probes):
         lines.append(run.chunk_source[:1].upper() + run.chunk_source[1:] + ".")
+    missing = sum(probe.untraced_tokens for probe in run.probes)
+    if missing:
+        seen = sum(chunk.tokens for probe in run.probes for chunk in probe.chunks)
+        lines.append(
+            f"**The trace covers only {seen:,} of {seen + missing:,} tokens**: lines are missing, so the chunk sizes "
+            "are not all there. Sizes it does not cover whole have no speed by prefix."
+        )
     reused = sum(1 for probe in run.probes if probe.cached_tokens)
     if reused:
         lines.append(f"Prompts that found cached tokens: {reused}; tokens/s counts the computed ones only.")

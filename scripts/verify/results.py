@@ -77,6 +77,20 @@ class Probe:
         return sum(chunk.tokens for chunk in self.chunks) if self.chunks else None
 
     @property
+    def untraced_tokens(self) -> int:
+        """Computed tokens that no chunk accounts for: lines of the trace or the log are missing."""
+        if not self.chunks:
+            return 0
+        last = self.chunks[-1]
+        end = (self.prompt_tokens or self.size_tokens) if self.passed else last.prefix_tokens + last.tokens
+        return max(0, end - (self.cached_tokens or 0) - sum(chunk.tokens for chunk in self.chunks))
+
+    @property
+    def complete_chunks(self) -> list[Chunk]:
+        """The chunks, if they are all there: the time of one that is missing would count as its neighbour's."""
+        return [] if self.untraced_tokens else self.chunks
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Computed tokens over the whole time of the request."""
         done, seconds = self.tokens_done, self.seconds

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from scripts.verify.errors import MemguardError, RefusedError, ServerGoneError, ServerTimeoutError, WrongKeyError
+from scripts.verify.redact import without_password
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
@@ -26,6 +27,7 @@ class Server:
 
     def __init__(self, url: str, api_key: str | None, *, option: str = "--url", program: str = "memguard") -> None:
         self.url = url.rstrip("/")
+        self._shown = without_password(self.url)
         self._option = option
         self._program = program
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -45,7 +47,7 @@ class Server:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise MemguardError(f"{self.url}/server_info did not answer as SGLang does; is this another server?")
+            raise MemguardError(f"{self._shown}/server_info did not answer as SGLang does; is this another server?")
         return answer
 
     def context_tokens(self) -> int | None:
@@ -62,7 +64,7 @@ class Server:
             self._call("POST", f"/flush_cache?timeout={FLUSH_WAIT_S}", answer_s=FLUSH_WAIT_S + ANSWER_S)
         except RefusedError:
             raise MemguardError(
-                f"the server at {self.url} is busy with other requests; {self._program} needs it to itself"
+                f"the server at {self._shown} is busy with other requests; {self._program} needs it to itself"
             ) from None
 
     def generate(self, body: bytes, timeout_s: float) -> dict[str, Any]:
@@ -72,7 +74,7 @@ class Server:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise MemguardError(f"{self.url}/generate did not answer with a JSON object")
+            raise MemguardError(f"{self._shown}/generate did not answer with a JSON object")
         return answer
 
     def stream(self, body: bytes, timeout_s: float) -> Iterator[dict[str, Any]]:
@@ -88,13 +90,13 @@ class Server:
         ):
             if response.is_error:
                 response.read()
-            _raise_for(response, self.url, path)
+            _raise_for(response, self._shown, path)
             for line in response.iter_lines():
                 if line == "data: [DONE]":
                     return
                 if line.startswith("data: "):
                     yield self._event(line.removeprefix("data: "))
-        raise ServerGoneError(f"the answer of {self.url} broke off; the server's log says why")
+        raise ServerGoneError(f"the answer of {self._shown} broke off; the server's log says why")
 
     def abort(self, rid: str) -> None:
         """Ask the engine to end a request; it does so when the chunk in flight is done. An unknown rid is no error."""
@@ -117,7 +119,7 @@ class Server:
             response = self._client.request(
                 method, self.url + path, content=body, json=json, headers=headers, timeout=timeout
             )
-        _raise_for(response, self.url, path)
+        _raise_for(response, self._shown, path)
         return response
 
     @contextlib.contextmanager
@@ -127,15 +129,17 @@ class Server:
             yield
         except httpx.ConnectError:
             raise ServerGoneError(
-                f"no server answers at {self.url}; start one there or say where it is with {self._option}"
+                f"no server answers at {self._shown}; start one there or say where it is with {self._option}"
             ) from None
         except httpx.TimeoutException:
-            raise ServerTimeoutError(f"{self.url}{path} did not answer within {answer_s:g} s") from None
+            raise ServerTimeoutError(f"{self._shown}{path} did not answer within {answer_s:g} s") from None
         except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-            raise MemguardError(f"{self.url!r} is not an address like http://127.0.0.1:30000") from None
+            raise MemguardError(f"{self._shown!r} is not an address like http://127.0.0.1:30000") from None
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
-            raise ServerGoneError(f"the connection to {self.url} broke ({reason}); the server's log says why") from None
+            raise ServerGoneError(
+                f"the connection to {self._shown} broke ({reason}); the server's log says why"
+            ) from None
 
     def _event(self, data: str) -> dict[str, Any]:
         """One event of a stream. The status was sent before the engine looked at the request: refusals come here."""
@@ -144,13 +148,13 @@ class Server:
         except ValueError:
             event = None
         if not isinstance(event, dict):
-            raise MemguardError(f"{self.url}/generate did not answer as SGLang does; is this another server?")
+            raise MemguardError(f"{self._shown}/generate did not answer as SGLang does; is this another server?")
         error = event.get("error")
         if error is None:
             return event
         message = error.get("message") if isinstance(error, dict) else error
         if isinstance(error, dict) and error.get("code", 400) != 400:
-            raise MemguardError(f"{self.url}/generate ended with {error['code']}: {message}")
+            raise MemguardError(f"{self._shown}/generate ended with {error['code']}: {message}")
         raise RefusedError(f"/generate: {message}")
 
 

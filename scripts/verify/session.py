@@ -9,8 +9,8 @@ from contextlib import closing
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+import httpx
 import psutil
 from rich.markup import escape
 
@@ -31,6 +31,7 @@ from scripts.verify.watch import Watch
 
 def run_memguard(options: Options, around: Surroundings) -> int:
     """-> the exit code. Raises MemguardError where nothing was measured."""
+    _refuse_no_files(trace=options.trace, server_log=options.server_log)
     with closing(Server(options.url, options.api_key)) as server:
         info = server.info()
         # The guard's only tool must work before it is needed; the engine takes an unknown request for an ended one.
@@ -51,6 +52,13 @@ def run_memguard(options: Options, around: Surroundings) -> int:
             source = ChunkSource(options.trace or engine.trace_path(facts), options.server_log)
             Ramp(options, around, target=target, watch=watch, source=source).go()
             return _finish(run, recorder, display)
+
+
+def _refuse_no_files(**options: Path | None) -> None:
+    """A pipe gives its lines once, to whoever reads first; a folder has none."""
+    for name, path in options.items():
+        if path is not None and path.exists() and not path.is_file():
+            raise MemguardError(f"--{name.replace('_', '-')} {path}: not a file; name the one the server writes to")
 
 
 def _folder(options: Options, around: Surroundings, machine_facts: dict[str, Any]) -> Path:
@@ -108,7 +116,7 @@ def _warnings(url: str, facts: dict[str, Any]) -> list[str]:
     warnings = []
     if int(facts["flags"].get("nnodes", 1)) > 1:
         warnings.append("The server runs on several machines; memory was watched on this one only.")
-    host = urlsplit(url).hostname or ""
+    host = httpx.URL(url).host
     if not _in_container() and not _is_here(host):
         warnings.append(
             f"Memory was watched on the machine that memguard ran on, and {host} is none of its addresses: run it on "

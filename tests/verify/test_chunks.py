@@ -226,6 +226,13 @@ def test_a_file_that_comes_later_is_followed(tmp_path: Path) -> None:
     assert follow.lines() == ["one"]
 
 
+def test_a_pipe_is_no_file_to_follow(tmp_path: Path) -> None:
+    """Opening a pipe that nobody writes to would wait for ever."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert Follow(pipe).lines() == []
+
+
 def test_the_trace_is_believed_before_the_log(tmp_path: Path) -> None:
     """The log alone is added up; once the trace names the request, it counts."""
     trace, log = tmp_path / "trace", tmp_path / "log"

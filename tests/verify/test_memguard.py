@@ -196,6 +196,27 @@ def test_the_report_names_engine_settings_and_machine(start_engine: Start, memgu
     assert "reference platform" not in ran.report
 
 
+def test_a_trace_that_breaks_off_is_not_taken_for_whole(start_engine: Start, memguard: Memguard) -> None:
+    """The engine stops writing its trace in the middle: row, report and terminal say how much is missing."""
+    engine = start_engine()
+    write_lines = engine._write_lines
+    engine._write_lines = lambda rid, at_s, prefix, tokens: prefix < 3_000 and write_lines(rid, at_s, prefix, tokens)
+    ran = memguard(engine, 8_000, trace=engine.trace)
+    assert ran.code == 0
+    for text in (ran.report, ran.shown):
+        assert "3 of 1,000 (3,000 of 8,000 tokens)" in text
+    assert "The trace covers only 3,000 of 8,000 tokens" in ran.report
+
+
+def test_a_proxy_of_the_environment_is_not_asked(
+    start_engine: Start, memguard: Memguard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is on this machine, or on the next: a proxy for the outside is none of its business."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert memguard(start_engine(), 1_000).code == 0
+
+
 def test_a_stock_engine_is_called_one(start_engine: Start, memguard: Memguard) -> None:
     """Without DynChunk's state in /server_info the report says so, and the run is called stock."""
     ran = memguard(start_engine(), 1_000)

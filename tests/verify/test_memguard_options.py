@@ -21,7 +21,7 @@ def program(*arguments: str, module: str = "memguard", **env: str) -> subprocess
     return subprocess.run(
         [sys.executable, "-m", f"scripts.verify.{module}", *arguments],
         cwd=ROOT,
-        env=clean_environ(COLUMNS="200", **env),
+        env=clean_environ(COLUMNS="200", PYTHONPATH=f"{ROOT}/adapter:{ROOT}", **env),
         capture_output=True,
         text=True,
         timeout=30,
@@ -90,6 +90,19 @@ def test_help_says_how_it_ends() -> None:
         (["--sizes", "big"], "big is no number of tokens"),
         (["--url", "here"], "'here' is not an address like http://127.0.0.1:30000"),
         (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
+        (["--url", "http://:::30000"], "'http://:::30000' is not an address like"),
+        (["--url", "http://[::1"], "is not an address like"),
+        (["--url", "http://127.0.0.1:99999"], "is not an address like"),
+        (["--url", "ftp://127.0.0.1"], "is not an address like"),
+        (["--url", "http://"], "is not an address like"),
+        (["--guard-gib", "inf"], "--guard-gib inf: not a number"),
+        (["--guard-gib", "nan"], "greater than or equal to 0"),
+        (["--headroom-gib", "nan"], "greater than or equal to 0"),
+        (["--timeout", "inf"], "--timeout inf: not a number"),
+        (["--api-key", "schlüssel"], "sent in an HTTP header"),
+        (["--api-key", "two\nlines"], "sent in an HTTP header"),
+        (["--trace", "/dev"], "--trace /dev: not a file"),
+        (["--server-log", "/dev/null"], "--server-log /dev/null: not a file"),
     ],
 )
 def test_a_mistake_ends_with_1(
@@ -104,6 +117,44 @@ def test_a_mistake_ends_with_1(
         memguard.main()
     assert ended.value.code == 1
     assert said in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    "url", ["http://me:wo%40rd@127.0.0.1:9", "http://me:word@127.0.0.1:bad", "http://me:word@:::30000"]
+)
+def test_a_password_in_the_address_is_never_said(url: str) -> None:
+    """Whatever is wrong with the address, the message has stars for name and password."""
+    done = program("--url", url)
+    assert done.returncode == 1
+    assert "***@" in done.stderr
+    assert "word" not in done.stdout + done.stderr
+    assert "wo%40rd" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"HOST": "::", "PORT": "9"}, "no server answers at http://[::1]:9"),
+        ({"HOST": "0.0.0.0", "PORT": "9"}, "no server answers at http://127.0.0.1:9"),
+        ({"HOST": "127.0.0.2", "PORT": "9"}, "no server answers at http://127.0.0.2:9"),
+        ({"HOST": "http://x"}, "HOST"),
+        ({"PORT": "many"}, "PORT"),
+        ({"API_KEY": "schlüssel"}, "API_KEY"),
+    ],
+)
+def test_the_environment_says_where_the_server_is(environ: dict[str, str], said: str) -> None:
+    """HOST, PORT and API_KEY are those of `serve`; a wrong one ends with its name and no traceback."""
+    done = program(**environ)
+    assert done.returncode == 1
+    assert said in " ".join(done.stderr.split())
+    assert "schlüssel" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_mistyped_option_names_the_program_as_people_call_it() -> None:
+    """The usage line can be typed."""
+    assert "dynchunk memguard --help" in program("--wrong").stderr
 
 
 def test_plots_alone() -> None:

@@ -63,6 +63,26 @@ def test_cached_tokens_are_not_counted_as_computed() -> None:
     assert "Prompts that found cached tokens: 1;" in report.render([run], [])
 
 
+def test_a_trace_with_lines_missing_is_said_to_be_incomplete() -> None:
+    """Half of the prompt's lines: how much they cover stands in row and text, and no speed is made of them."""
+    run = a_run()
+    del run.probes[0].chunks[0]
+    text = report.render([run], [])
+    assert "1 of 2,000 (2,000 of 4,000 tokens)" in report.results_table(run)
+    assert "**The trace covers only 2,000 of 4,000 tokens**" in text
+    assert "Unknown (the trace is incomplete)." in text
+    assert figures.tokens_per_second([(run, [])]) is None
+
+
+def test_a_hole_in_the_trace_of_an_aborted_prompt_is_seen() -> None:
+    """How far it got is where the last chunk ends; what is missing before it is counted, cached tokens are not."""
+    probe = Probe(9_000, Verdict.GUARDED, chunks=[Chunk(0, 1_000, 0, 1), Chunk(3_000, 1_000, 2, 3)])
+    assert probe.untraced_tokens == 2_000
+    assert Probe(9_000, Verdict.GUARDED, chunks=[Chunk(0, 1_000, 0, 1)]).untraced_tokens == 0
+    cached = Probe(2_000, Verdict.PASSED, prompt_tokens=2_000, cached_tokens=500, chunks=[Chunk(500, 1_500, 0, 1)])
+    assert cached.untraced_tokens == 0
+
+
 def test_chunk_sizes_in_few_words() -> None:
     """Few sizes are named, many are counted; the rest at the end of a prompt is no size of its own."""
     chunks = [Chunk(0, size, 0.0, 1.0) for size in (2048, 2048, 17)]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import os
 import platform
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from scripts import provenance
+from scripts.ending import end_once
 from scripts.verify import compare_prompts, compare_record, compare_report
 from scripts.verify.compare_ask import Side, ask, connect
 from scripts.verify.compare_errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_SAME, CompareError
@@ -250,7 +251,10 @@ def origin(command: str) -> dict[str, Any]:
 
 
 def refuse_unclear(options: Options) -> None:
-    """Raises CompareError unless the options name two sides, or one and where the other's answers are or go."""
+    """Raises CompareError unless the options name two sides, or one and where the other's answers are or go.
+
+    Also where a number is none.
+    """
     given = tuple(name for name in ("a", "b", "record", "against") if getattr(options, name) is not None)
     if given not in {("a", "b"), ("a", "record"), ("b", "against")}:
         raise CompareError(
@@ -259,6 +263,9 @@ def refuse_unclear(options: Options) -> None:
         )
     if options.record is not None and options.out is not None:
         raise CompareError("--out is for the comparison; --record writes its file only")
+    for name, value in (("tolerance", options.tolerance), ("timeout", options.timeout_s)):
+        if not math.isfinite(value):  # typer takes nan for a number, and nothing is ever above it
+            raise CompareError(f"--{name} {value}: not a number; write one like {DEFAULT_TOLERANCE:g}")
 
 
 def refuse_other_model(engines: Sequence[dict[str, Any]], *, same_model: bool) -> None:
@@ -370,7 +377,7 @@ def _write(path: Path, text: str) -> None:
 
 def main() -> NoReturn:
     """Run the program; told to end, it ends as on Ctrl-C, with what it has."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_once()
     app(prog_name=PROGRAM)
     sys.exit(os.EX_OK)
 

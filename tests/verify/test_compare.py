@@ -335,6 +335,14 @@ def test_unclear_options_are_refused(prompts: Path, given: tuple[str, ...]) -> N
         compare.refuse_unclear(options)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none_are_refused(prompts: Path, value: float) -> None:
+    """With a tolerance of nan nothing would ever be apart."""
+    for name in ("tolerance", "timeout_s"):
+        with pytest.raises(CompareError, match="not a number"):
+            compare.refuse_unclear(compare.Options(prompts, a="http://x", b="http://y", **{name: value}))
+
+
 def program(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
     """Run compare as people do."""
     return subprocess.run(

@@ -115,6 +115,15 @@ def decimal(low: float, high: float, unit: str) -> Kind:
     return Kind(parse, f"{unit}, {low:g} to {high:g}")
 
 
+def word_or(kind: Kind, *words: str) -> Kind:
+    """One of a few words, in any case, or what `kind` reads."""
+
+    def parse(text: str) -> Any:
+        return text.lower() if text.lower() in words else kind.parse(text)
+
+    return Kind(parse, " \\| ".join(f"`{word}`" for word in words) + f" \\| {kind.limits}")
+
+
 def switch() -> Kind:
     """0 or 1, as SGLang's own switches are written."""
 
@@ -218,10 +227,17 @@ class Settings:
         "layout and device.",
         "learned anew at every start",
     )
-    indexer_score_mib: int = knob(
-        256,
-        whole(0, 1_048_576, "MiB"),
-        "Upper limit for the sparse indexer's score buffers, wherever this engine version keeps one. `0` leaves them.",
+    indexer_score_mib: int | str = knob(
+        "auto",
+        word_or(whole(0, 1_048_576, "MiB"), "auto"),
+        "Upper limit for the sparse indexer's score buffers, wherever this engine version keeps one. `auto`: 256 MiB, "
+        "or what keeps the whole GPU busy at the longest context. Never above the engine's own. `0` leaves them.",
+    )
+    indexer: str = knob(
+        "rows",
+        choice("rows", "keys"),
+        "How the sparse indexer's scores are cut (DeepSeek-V4.1 with DeepGEMM). `rows`: as the engine does. `keys`: by "
+        "keys as well, for a GPU that `rows` would leave idle; the same values are selected, among equal ones any.",
     )
     empty_cache: str = knob(
         "auto",
@@ -238,6 +254,27 @@ class Settings:
         2.5,
         decimal(0.001, 1e6, "GiB"),
         "What `low` means: release when less than this is available.",
+    )
+    prime_cache: int | str = knob(
+        "auto",
+        word_or(whole(1, 1_048_576, "MiB"), "off", "auto"),
+        "Allocate and free one block of this size before the first prefill, so that every later score buffer is "
+        "served from it and the allocator's reserve does not grow. `auto`: the size of the score limit in force; "
+        "nothing where `DYNCHUNK_EMPTY_CACHE` is, or comes to, `always`.",
+    )
+    memory_fraction: float | None = knob(
+        None,
+        decimal(0.05, 0.99, "a share"),
+        "The most of the GPU's memory that torch may hold: growth beyond it becomes a flush of unused memory. `serve` "
+        "puts it into PYTORCH_ALLOC_CONF; torch 2.14 or later.",
+        "no limit",
+    )
+    gc_threshold: float | None = knob(
+        None,
+        decimal(0.05, 0.99, "a share"),
+        "The share of `DYNCHUNK_MEMORY_FRACTION` from which on torch gives memory back that it has not used for long. "
+        "Must lie above what weights and KV cache take.",
+        "never",
     )
     trace: str | None = knob(
         None,
@@ -263,9 +300,9 @@ def field_of(name: str) -> Field[Any]:
 def deciding(settings: Settings) -> dict[str, Any]:
     """The settings that decide chunk sizes, by variable: what all ranks must have in common.
 
-    Left out: where the trace goes, and what only changes when a rank releases memory.
+    Left out: where the trace goes, and what only changes when a rank holds or releases memory.
     """
-    local = {"trace", "allow_expandable_segments", "model_file"} | {
+    local = {"trace", "allow_expandable_segments", "model_file", "prime_cache", "memory_fraction", "gc_threshold"} | {
         f.name for f in knob_fields() if f.name.startswith("empty_cache")
     }
     return {env_name(f): getattr(settings, f.name) for f in knob_fields() if f.name not in local}
@@ -320,6 +357,16 @@ def from_env(environ: Mapping[str, str]) -> Settings:
         problems.append(
             f"DYNCHUNK_CHUNK_MIN={settings.chunk_min:,} is above DYNCHUNK_CHUNK_MAX={settings.chunk_max:,}; "
             "lower the first or raise the second"
+        )
+    if isinstance(settings.prime_cache, int) and settings.empty_cache == "always":
+        problems.append(
+            f"DYNCHUNK_PRIME_CACHE={settings.prime_cache:,} and DYNCHUNK_EMPTY_CACHE=always: the second gives the "
+            "first's block back after every chunk; set the second to low, or the first to off"
+        )
+    if settings.gc_threshold is not None and settings.memory_fraction is None:
+        problems.append(
+            f"DYNCHUNK_GC_THRESHOLD={settings.gc_threshold:g} does nothing without DYNCHUNK_MEMORY_FRACTION; set both "
+            "or neither"
         )
     if problems:
         raise SettingsError(problems)

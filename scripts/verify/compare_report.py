@@ -168,8 +168,8 @@ def markdown(summary: dict[str, Any]) -> str:
             "> **These figures are of DynChunk's CPU reference platform, not of a GPU.** The scheduler and its chunk "
             "sizes are the engine's own; milliseconds are what this machine's CPU took."
         )
-    parts += [table(["", *_names(summary)], side_rows(summary)), "\n".join(_chunk_sources(summary))]
-    parts.append(table(["both sides", ""], pair_rows(summary)))
+    parts += [table(["", *_names(summary)], side_rows(summary), left=(0,)), "\n".join(_chunk_sources(summary))]
+    parts.append(table(["both sides", ""], pair_rows(summary), left=(0,)))
     parts += summary["remarks"]
     parts += _list_of_pairs(summary)
     parts += ["## What ran", table(["", *_names(summary)], _fact_rows(summary), left=(0, 1, 2))]
@@ -216,7 +216,7 @@ def _names(summary: dict[str, Any]) -> list[str]:
 
 
 def _chunk_sources(summary: dict[str, Any]) -> list[str]:
-    return [f"Chunks of {side['name']}: {side['chunks']['source']}." for side in summary["sides"].values()]
+    return [f"Chunks of {name}: {side['chunks']['source']}." for name, side in summary["sides"].items()]
 
 
 def _apart(summary: dict[str, Any]) -> list[dict[str, Any]]:

@@ -136,9 +136,11 @@ def several_chunks(answers: Iterable[Answer], flags: dict[str, Any], *, dynamic:
     static_tokens = int(flags.get("chunked_prefill_size") or 0)
     if static_tokens <= 0:
         return {"prompts": 0, "at_least": False, "source": "the engine does not cut prompts, or does not say how"}
+    several = sum(answer.prompt_tokens - answer.cached_tokens > static_tokens for answer in answered)
     return {
-        "prompts": sum(answer.prompt_tokens - answer.cached_tokens > static_tokens for answer in answered),
+        "prompts": several,
         "at_least": dynamic,
+        "sizes_tokens": [static_tokens] if several and not dynamic else [],
         "source": f"computed: tokens not cached, over the engine's chunk size of {static_tokens:,}",
     }
 
@@ -199,8 +201,9 @@ def _without_answer(a: Answer, b: Answer) -> Pair:
         side, reason = ("a", a.refused) if a.refused else ("b", b.refused)
         return Pair(a.line, Likeness.ONE_SIDED, detail=f"{side}: {reason}")
     both_long = a.refused.startswith(TOO_LONG) and b.refused.startswith(TOO_LONG)
-    detail = a.refused if a.refused == b.refused else f"a: {a.refused}; b: {b.refused}"
-    return Pair(a.line, Likeness.TOO_LONG if both_long else Likeness.REFUSED, detail=detail)
+    likeness = Likeness.TOO_LONG if both_long else Likeness.REFUSED
+    said = [answer.refused.removeprefix(f"{likeness.value}: ") for answer in (a, b)]
+    return Pair(a.line, likeness, detail=said[0] if said[0] == said[1] else f"a: {said[0]}; b: {said[1]}")
 
 
 def _at_the_fork(a: Answer, b: Answer, position: int, tolerance: float) -> tuple[bool, str]:

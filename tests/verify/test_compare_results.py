@@ -116,7 +116,8 @@ def test_refusals() -> None:
     """Both sides: left out, and too long is counted by itself. One side: apart."""
     long = Answer(1, refused="above the context length: 9 tokens, at most 5 fit")
     other = Answer(1, refused="no such adapter")
-    assert compare(long, long, TOLERANCE).likeness is Likeness.TOO_LONG
+    too_long = compare(long, long, TOLERANCE)
+    assert (too_long.likeness, too_long.detail) == (Likeness.TOO_LONG, "9 tokens, at most 5 fit")
     assert compare(long, other, TOLERANCE).likeness is Likeness.REFUSED
     one_sided = compare(said(FIRST), long, TOLERANCE)
     assert one_sided.likeness is Likeness.ONE_SIDED
@@ -199,6 +200,7 @@ def test_several_chunks_computed(dynamic: bool) -> None:
     assert found["prompts"] == 1
     assert found["at_least"] is dynamic
     assert "computed" in found["source"]
+    assert found["sizes_tokens"] == ([] if dynamic else [512])
     assert several_chunks(answers, {"chunked_prefill_size": -1}, dynamic=dynamic)["prompts"] == 0
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated
 
 try:
+    import httpx  # noqa: F401 - so that what is missing is said before anything starts
+    import rich  # noqa: F401
     import typer
-    from rich.console import Console
 except ImportError as missing:
     sys.exit(
         f"dynchunk: {missing}; the tools need what requirements/tools.txt lists (scripts/quickstart.sh installs it)"
     )
 
 from dynchunk import __version__
-from dynchunk.settings import SettingsError, from_env
+from dynchunk.settings import SettingsError, field_of
+from launcher import address, dotenv
 
 app = typer.Typer(
     name="dynchunk",
@@ -41,45 +45,64 @@ def main(
     """Serve long prompts on SGLang inside a memory budget, and check that it holds."""
 
 
+EnvFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--env-file",
+        help="Settings in a file; the environment comes first.",
+        show_default="the .env beside this program, where there is one",
+    ),
+]
+Url = Annotated[
+    str, typer.Option(help="The server's address.", show_default="http://HOST:PORT of the environment or .env")
+]
+
+
+def _given(env_file: Path | None) -> dotenv.Merged:
+    """The environment and what a file adds to it. Raises SettingsError."""
+    from launcher import serve as serving
+
+    environ = dict(os.environ)
+    if not serving.own_path(environ):
+        environ.pop("PYTHONPATH", None)  # ours alone: then a line of the file counts
+    return dotenv.merged(environ, env_file)
+
+
 @app.command()
 def serve(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be started, and stop.")] = False,
+    env_file: EnvFile = None,
 ) -> None:
     """Start the engine with DynChunk.
 
-    Everything is read from the environment: MODEL_PATH, CHUNKED_PREFILL_SIZE and so on for the engine, DYNCHUNK_* for
-    DynChunk (the README and .env.example list them). All wrong settings are reported at once, exit code 2.
+    Everything is read from the environment and, under it, from .env: MODEL_PATH, CHUNKED_PREFILL_SIZE and so on for the
+    engine, DYNCHUNK_* for DynChunk (the README and .env.example list them). All wrong settings are reported at once,
+    exit code 2.
     """
     from launcher import serve as serving
 
     try:
-        serving.run(os.environ, dry_run=dry_run)
+        serving.run(_given(env_file), dry_run=dry_run)
     except SettingsError as error:
         print(f"dynchunk serve: not started: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
-
-
-Url = Annotated[str, typer.Option(help="The server's address. Default: http://HOST:PORT of the environment.")]
-
-
-def _server_url(url: str) -> str:
-    host, port = os.environ.get("HOST", "").strip(), os.environ.get("PORT", "").strip()
-    if host in ("", "0.0.0.0"):  # noqa: S104 - compared, not bound
-        host = "127.0.0.1"
-    return url.rstrip("/") or f"http://{host}:{port or 30000}"
+    except serving.StartError as error:
+        print(f"dynchunk serve: not started: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
 
 
 @app.command()
-def status(url: Url = "") -> None:
+def status(url: Url = "", env_file: EnvFile = None) -> None:
     """Show what the running server reports of DynChunk. Exit code 1 if it is not active there."""
     from launcher import status as reporting
 
     try:
-        info = reporting.fetch(_server_url(url), os.environ.get("API_KEY"))
-    except reporting.StatusError as error:
+        where, key = _server(url, env_file)
+        info = reporting.fetch(where, key, ours=not url)
+    except (ValueError, reporting.StatusError) as error:
         print(f"dynchunk status: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
-    if not reporting.show(info, Console()):
+    if not reporting.show(info):
         raise typer.Exit(1)
 
 
@@ -87,6 +110,7 @@ def status(url: Url = "") -> None:
 def budget(
     tokens_squared: Annotated[str, typer.Argument(help="The new budget in token^2, as for DYNCHUNK_BUDGET: 1.5e8.")],
     url: Url = "",
+    env_file: EnvFile = None,
 ) -> None:
     """Change the budget of the running server, on all its ranks at one step, without a restart.
 
@@ -94,16 +118,28 @@ def budget(
     """
     from launcher import status as reporting
 
+    kind = field_of("budget").metadata["kind"]
     try:
-        wanted = from_env({"DYNCHUNK_BUDGET": tokens_squared or "0"}).budget
-        changed = reporting.change_budget(_server_url(url), os.environ.get("API_KEY"), wanted)
-    except (SettingsError, reporting.StatusError) as error:
+        wanted = kind.parse(tokens_squared.strip())
+    except ValueError as error:
+        print(f"dynchunk budget: {tokens_squared!r}: {error}; accepted: {kind.limits}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    try:
+        where, key = _server(url, env_file)
+        changed = reporting.change_budget(where, key, wanted, ours=not url)
+    except (ValueError, reporting.StatusError) as error:
         print(f"dynchunk budget: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     if not changed:
         print("dynchunk budget: the server did not take it; is DynChunk active there (./dynchunk status)?")
         raise typer.Exit(1)
     print(f"{wanted:,} token^2 from the next chunks on")
+
+
+def _server(url: str, env_file: Path | None) -> tuple[str, str | None]:
+    """(address, key) of the server that status and budget ask. Raises ValueError for settings that are wrong."""
+    environ = _given(env_file).environ
+    return url.strip().rstrip("/") or address.server_url(environ), address.api_key(environ)
 
 
 @app.command()
@@ -117,21 +153,27 @@ def health() -> None:
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-def _become(module: str, context: typer.Context) -> None:
+def _become(module: str, context: typer.Context, environ: Mapping[str, str]) -> None:
     """Run a program of its own with the rest of the command line; nothing of this one stays loaded beside it."""
-    os.execv(sys.executable, [sys.executable, "-m", module, *context.args])  # noqa: S606
+    # -P: our own packages, whatever the folder holds that it is called from.
+    os.execve(sys.executable, [sys.executable, "-P", "-m", module, *context.args], dict(environ))  # noqa: S606
 
 
 @app.command(context_settings=PASS_ON, add_help_option=False)
 def doctor(context: typer.Context) -> None:
     """Check this machine and this setting before long prompts do: ok, warn or fail, the reason and the cure."""
-    _become("scripts.doctor", context)
+    _become("scripts.doctor", context, os.environ)
 
 
 @app.command(context_settings=PASS_ON, add_help_option=False)
 def memguard(context: typer.Context) -> None:
     """Ramp long prompts against the running server, watch memory, abort in time, write a report."""
-    _become("scripts.verify.memguard", context)
+    try:
+        environ = _given(None).environ
+    except SettingsError as error:
+        print(f"dynchunk memguard: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    _become("scripts.verify.memguard", context, {**environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")})
 
 
 if __name__ == "__main__":

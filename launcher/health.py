@@ -10,32 +10,36 @@ import http.client
 import os
 import sys
 
+if not __package__:  # run as a file: nothing has put the launcher on the path
+    _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path[0:0] = [_ROOT, os.path.join(_ROOT, "adapter")]
+
+from launcher import address
+
 # The engine answers within 20 s while it works on a long chunk (its own SGLANG_HEALTH_CHECK_TIMEOUT).
 TIMEOUT_S = 30
 ENGINE_WORDS = (b"sglang.launch_server", b"sglang::")
-ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a client finds it
 
 
 def main() -> int:
     """Probe as the environment says (HOST, PORT, NODE_RANK); 0 if healthy."""
     try:
-        node_rank = int(os.environ.get("NODE_RANK", "").strip() or 0)
-        port = int(os.environ.get("PORT", "").strip() or 30_000)
+        node_rank = address.node_rank(os.environ)
+        host, port = address.host(os.environ), address.port(os.environ)
     except ValueError as error:
-        return _say(healthy=False, what=f"NODE_RANK or PORT: {error}")
+        return _say(healthy=False, what=str(error))
     if node_rank > 0:
         # Hosts other than the head serve no HTTP: what can be seen is whether the engine's processes live.
         pid = _engine_process()
         return _say(healthy=pid is not None, what=f"engine process {pid}" if pid else "no engine process on this host")
-    host = os.environ.get("HOST", "").strip()
-    host = ANY_ADDRESS.get(host, host)
+    url = address.url_of(host, port) + "/health"
     try:
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
         connection.request("GET", "/health")
         status = connection.getresponse().status
-    except (OSError, http.client.HTTPException) as error:
-        return _say(healthy=False, what=f"http://{host}:{port}/health: {error or type(error).__name__}")
-    return _say(healthy=status == http.client.OK, what=f"http://{host}:{port}/health: {status}")
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: a name that IDNA cannot write
+        return _say(healthy=False, what=f"{url}: {str(error) or type(error).__name__}")
+    return _say(healthy=status == http.client.OK, what=f"{url}: {status}")
 
 
 def _engine_process() -> int | None:
@@ -45,12 +49,10 @@ def _engine_process() -> int | None:
             continue
         try:
             with open(f"/proc/{entry}/cmdline", "rb") as file:
-                words = file.read()
-            with open(f"/proc/{entry}/stat", "rb") as file:
-                state = file.read().rpartition(b")")[2].split()[0]
+                words = file.read()  # of a zombie: nothing
         except OSError:
             continue  # it ended while we looked
-        if state != b"Z" and any(word in words for word in ENGINE_WORDS):
+        if any(word in words for word in ENGINE_WORDS):
             return int(entry)
     return None
 

@@ -6,60 +6,94 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from dynchunk import effective
 from dynchunk.settings import PREFIX, Settings, SettingsError
-from launcher import allocator, environment
+from launcher import address, allocator, dotenv, engine_python, environment, model_context, tables
+from launcher.flags import without_secrets
 
 ROOT = Path(__file__).resolve().parent.parent
 ADAPTER = ROOT / "adapter"
 BOOT = ADAPTER / "boot"
 
+# SGLang takes its key from the command line only, which every user of the machine can read. So the key joins it inside
+# the process, out of the environment; the rest is as with `-m sglang.launch_server`, spawned children included.
+WITH_KEY = (
+    'import os, runpy, sys; sys.argv[1:1] = ["--api-key=" + os.environ["API_KEY"]]; '
+    'runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)'
+)
+MAY_BE_LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+
+
+class StartError(Exception):
+    """The engine cannot be started, for a reason that is no setting. The message says what to do."""
+
 
 @dataclass(frozen=True)
 class Plan:
-    """What `serve` is about to start, and what the operator should know about it."""
+    """What `serve` is about to start, and what the operator should know about it.
+
+    origins: where the value of a setting comes from, if neither from the operator nor from its own default.
+    """
 
     argv: list[str]
     launch: environment.Launch
     settings: Settings
     summary: str
     warnings: list[str]
+    origins: dict[str, str] = field(default_factory=dict)
 
 
 def plan(environ: Mapping[str, str]) -> Plan:
     """Read and check everything. Raises SettingsError with all that is wrong."""
-    launch, settings = environment.read(environ)
-    problems = allocator.problems(environ, allow_expandable_segments=settings.allow_expandable_segments)
+    reading = environment.read_all(environ)
+    problems = list(reading.problems)
+    launch, settings = reading.launch, reading.settings
     warnings = allocator.warnings(environ)
+    origins: dict[str, str] = {}
+    launch, longer = _fit_context(launch, environ, origins)
+    warnings += longer
+    refused = allocator.problems(environ, allow_expandable_segments=settings.allow_expandable_segments)
     summary = f"DYNCHUNK_MODE={settings.mode}: the stock engine"
     if settings.mode != "off":
-        if launch.chunked_prefill_size <= 0:
-            problems.append(
-                f"CHUNKED_PREFILL_SIZE={launch.chunked_prefill_size} turns chunked prefill off, so no prefill can be "
-                "bounded; set it to 2048, or DYNCHUNK_MODE=off"
-            )
-        else:
-            resolved, more = _effective(launch, settings)
-            problems += more
-            if resolved is not None:
-                warnings += resolved.notes + resolved.warnings
-                summary = resolved.describe()
+        resolved, more = _effective(reading, launch)
+        # One sentence for a setting: what is wrong by itself is not said again.
+        refused += [p for p in more if not any(q.startswith(p.partition("=")[0] + "=") for q in problems)]
+        if resolved is not None:
+            warnings += resolved.notes + resolved.warnings
+            summary = resolved.describe()
+    if settings.mode == "on":
+        problems += refused
+    elif settings.mode == "report":
+        warnings += [f"DYNCHUNK_MODE=on would refuse to start: {problem}" for problem in refused]
+    else:
+        warnings += refused
     if problems:
         raise SettingsError(problems)
-    argv = [sys.executable, "-m", "sglang.launch_server", *environment.engine_flags(launch)]
-    return Plan(argv, launch, settings, summary, warnings)
+    start = ["-m", "sglang.launch_server"] if launch.api_key is None else ["-c", WITH_KEY]
+    return Plan(
+        [sys.executable, *start, *environment.engine_flags(launch)], launch, settings, summary, warnings, origins
+    )
 
 
-def _effective(launch: environment.Launch, settings: Settings) -> tuple[effective.Effective | None, list[str]]:
+def _effective(
+    reading: environment.Reading, launch: environment.Launch
+) -> tuple[effective.Effective | None, list[str]]:
+    """The rule in force, or why there is none. Neither where a setting that decides it cannot be read."""
+    if launch.chunked_prefill_size <= 0:
+        problem = (
+            f"CHUNKED_PREFILL_SIZE={launch.chunked_prefill_size} turns chunked prefill off, so no prefill can be "
+            "bounded; set it to 2048, or DYNCHUNK_MODE=off"
+        )
+        return None, [problem]
+    deciding = {"CHUNKED_PREFILL_SIZE", "PAGE_SIZE", *(PREFIX + name for name in ("PAGE", "CHUNK_MIN", "CHUNK_MAX"))}
+    if deciding & reading.unread:
+        return None, []
     try:
         resolved = effective.resolve(
-            settings,
+            reading.settings,
             # Where the operator leaves the page to the engine, the scheduler checks again with the real one.
             engine_page=launch.page_size or 1,
             static_tokens=launch.chunked_prefill_size,
@@ -70,39 +104,85 @@ def _effective(launch: environment.Launch, settings: Settings) -> tuple[effectiv
     return resolved, []
 
 
-def show(planned: Plan, environ: Mapping[str, str], console: Console) -> None:
+def _fit_context(
+    launch: environment.Launch, environ: Mapping[str, str], origins: dict[str, str]
+) -> tuple[environment.Launch, list[str]]:
+    """The default context made to fit the model; a warning where the engine will not take what is asked for."""
+    asked, chosen = launch.context_length, "context_length" in launch.explicit
+    try:
+        words = environment.extra_flags(launch)
+    except ValueError:  # reported where they are read
+        words = []
+    model = launch.model_path or ""
+    longest = model_context.own_maximum(model, words, environ) if model else asked
+    if longest is None and not chosen and model_context.is_a_name(model):
+        warning = (
+            f"what {model} is made for is not known before it is downloaded; where that is less than the default "
+            f"CONTEXT_LENGTH of {asked:,}, the engine says so and ends: set CONTEXT_LENGTH to what it says then"
+        )
+        return launch, [warning]
+    if longest is None or asked <= longest:
+        return launch, []
+    if not chosen:
+        origins["CONTEXT_LENGTH"] = "the model's config.json"
+        return replace(launch, context_length=longest), []
+    if environ.get(MAY_BE_LONGER, "").strip().lower() in {"1", "true", "yes", "y"}:
+        return launch, []
+    warning = (
+        f"CONTEXT_LENGTH={asked:,} is above the {longest:,} that the model's config.json says, and the engine refuses "
+        f"that; lower it or leave it unset, or set {MAY_BE_LONGER}=1 if you know that the model can do it"
+    )
+    return launch, [warning]
+
+
+def show(planned: Plan, given: dotenv.Merged) -> None:
     """Print the effective table, the warnings and the command, without secrets."""
-    table = Table(title="DynChunk serve", title_justify="left")
-    for heading in ("setting", "value", "from"):
-        table.add_column(heading, overflow="fold")
-    for row in environment.rows(environment.Launch, planned.launch, environ, ""):
-        table.add_row(*row)
-    table.add_section()
-    for row in environment.rows(Settings, planned.settings, environ, PREFIX):
-        table.add_row(*row)
-    console.print(table)
-    console.print(planned.summary, markup=False, soft_wrap=True)
+
+    def origin(name: str) -> str:
+        if not given.environ.get(name, "").strip():
+            return planned.origins.get(name, "default")
+        return str(given.path and given.path.name) if name in given.names else "environment"
+
+    groups = [
+        environment.rows(environment.Launch, planned.launch, "", origin),
+        environment.rows(Settings, planned.settings, PREFIX, origin),
+    ]
+    tables.show(("setting", "value", "from"), groups, title="DynChunk serve")
+    print(planned.summary)
     for warning in planned.warnings:
-        console.print(f"warning: {warning}", markup=False, soft_wrap=True)
-    console.print(shlex.join(environment.without_secrets(planned.argv)), markup=False, soft_wrap=True)
+        print(tables.printable(f"warning: {warning}"))
+    print(tables.printable(shlex.join(without_secrets(planned.argv))))
+
+
+def own_path(environ: Mapping[str, str]) -> list[str]:
+    """The operator's entries of PYTHONPATH: without those that `./dynchunk` added for the launcher."""
+    ours = {str(ROOT), str(ADAPTER), str(BOOT)}
+    return [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry not in ours]
 
 
 def engine_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The engine's environment: ours, with the boot folder first on PYTHONPATH.
-
-    The operator's own entries stay; the two that `./dynchunk` added for the launcher go, they are none of the engine's.
-    """
-    ours = {str(ROOT), str(ADAPTER), str(BOOT)}
-    kept = [e for e in environ.get("PYTHONPATH", "").split(os.pathsep) if e and e not in ours]
-    return {**environ, "PYTHONPATH": os.pathsep.join([str(BOOT), *kept])}
+    """The engine's environment: ours, with the boot folder first on PYTHONPATH and the launcher's folders gone."""
+    made = {**environ, "PYTHONPATH": os.pathsep.join([str(BOOT), *own_path(environ)])}
+    key = address.api_key(environ)
+    return made if key is None else {**made, "API_KEY": key}
 
 
-def run(environ: Mapping[str, str], *, dry_run: bool) -> None:
-    """Show the plan and become the engine. Raises SettingsError; returns only on a dry run."""
-    planned = plan(environ)
-    # In a container's log there is no terminal to ask for its width, and 80 columns fold the longest names.
-    show(planned, environ, Console(width=None if sys.stdout.isatty() else 120))
+def run(given: dotenv.Merged, *, dry_run: bool) -> None:
+    """Show the plan and become the engine; returns only on a dry run. Raises SettingsError, StartError."""
+    planned = plan(given.environ)
+    environ = engine_environ(given.environ)
+    python, asked = engine_python.find(environ)
+    planned = replace(planned, argv=[python or sys.executable, *planned.argv[1:]])
+    show(planned, given)
+    if python is None:
+        missing = (
+            f"SGLang is in none of the Pythons here: {', '.join(asked)}. scripts/quickstart.sh installs it into .venv; "
+            "or activate the environment that has it"
+        )
+        if not dry_run:
+            raise StartError(missing)
+        print(f"warning: {missing}")
     if dry_run:
         return
     sys.stdout.flush()
-    os.execve(planned.argv[0], planned.argv, engine_environ(environ))  # noqa: S606
+    os.execve(planned.argv[0], planned.argv, environ)  # noqa: S606

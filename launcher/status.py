@@ -2,77 +2,123 @@
 
 from __future__ import annotations
 
-import json
+import ipaddress
+import re
 from typing import Any
 
 import httpx
-from rich.console import Console
-from rich.table import Table
+
+from launcher import address, tables
+
+TIMEOUT_S = 30
+_LOGIN = re.compile(r"//.*@")
 
 
 class StatusError(Exception):
     """The server could not be asked. The message says why and what to do."""
 
 
-def fetch(url: str, api_key: str | None) -> dict[str, Any]:
-    """GET /server_info. Raises StatusError."""
-    answer: dict[str, Any] = _ask("GET", url, "/server_info", api_key)
+def fetch(url: str, api_key: str | None, *, ours: bool = False) -> dict[str, Any]:
+    """GET /server_info. ours: as for `_ask`. Raises StatusError."""
+    answer = _ask("GET", url, "/server_info", api_key, ours=ours)
+    if not isinstance(answer, dict):
+        raise StatusError(f"{shown(url)}/server_info: not SGLang's answer; is this an SGLang server?")
     return answer
 
 
-def change_budget(url: str, api_key: str | None, budget: int) -> bool:
+def change_budget(url: str, api_key: str | None, budget: int, *, ours: bool = False) -> bool:
     """POST /set_internal_state. False if the server refuses the value; its log says why. Raises StatusError."""
     body = {"server_args": {"dynchunk_budget": budget}}
-    return all(_ask("POST", url, "/set_internal_state", api_key, body))
+    answer = _ask("POST", url, "/set_internal_state", api_key, body, ours=ours)
+    if not isinstance(answer, list):
+        raise StatusError(f"{shown(url)}/set_internal_state: not SGLang's answer; is this an SGLang server?")
+    return bool(answer) and all(answer)
 
 
-def _ask(method: str, url: str, path: str, api_key: str | None, body: Any = None) -> Any:
-    """One request to the server, its answer read as JSON. Raises StatusError."""
+def shown(url: str) -> str:
+    """A server's URL without the name and password in it."""
+    return tables.printable(address.shortened(_LOGIN.sub("//***@", url)))
+
+
+def _ask(method: str, url: str, path: str, api_key: str | None, body: Any = None, *, ours: bool) -> Any:
+    """One request to the server, its answer read as JSON. Raises StatusError.
+
+    ours: the address is HOST and PORT of our own settings. There and at loopback addresses no proxy of the environment
+    is asked: it would answer in the place of a server that it cannot reach.
+    """
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    named = shown(url)
     try:
-        response = httpx.request(method, url + path, headers=headers, json=body, timeout=30)
-    except httpx.HTTPError as error:
-        raise StatusError(f"no answer from {url}: {error or type(error).__name__}; is the server up?") from error
+        whole = httpx.URL(url + path)
+        direct = ours or is_loopback(whole.host)
+        response = httpx.request(method, whole, headers=headers, json=body, timeout=TIMEOUT_S, trust_env=not direct)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        why = _LOGIN.sub("//***@", str(error)) or type(error).__name__
+        raise StatusError(f"no answer from {named}: {why}; is the server up?") from error
     if response.status_code in (401, 403):
-        raise StatusError(f"{url} refused the key; set API_KEY to the server's key")
+        raise StatusError(f"{named} refused the key; set API_KEY to the server's key")
     if response.status_code != httpx.codes.OK:
-        raise StatusError(f"{url}{path} answered {response.status_code}")
+        raise StatusError(f"{named}{path} answered {response.status_code}")
     try:
         return response.json()
-    except json.JSONDecodeError as error:
-        raise StatusError(f"{url}{path} did not answer in JSON; is this an SGLang server?") from error
+    except ValueError as error:
+        raise StatusError(f"{named}{path} did not answer in JSON; is this an SGLang server?") from error
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a URL's host is this machine by its loopback address or name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def dynchunk_states(server_info: dict[str, Any]) -> list[dict[str, Any]]:
     """DynChunk's own part of the answer, one for each data-parallel replica; empty where it is not active."""
-    states = server_info.get("internal_states") or []
-    return [state["dynchunk"] for state in states if "dynchunk" in state]
+    states = server_info.get("internal_states")
+    found = [state.get("dynchunk") for state in states if isinstance(state, dict)] if isinstance(states, list) else []
+    return [state for state in found if isinstance(state, dict)]
 
 
-def show(server_info: dict[str, Any], console: Console) -> bool:
+def show(server_info: dict[str, Any]) -> bool:
     """Print the report; False if DynChunk is not active in the server."""
     states = dynchunk_states(server_info)
     if not states:
-        console.print(
+        print(
             "DynChunk is not active in this server: it runs the stock engine (DYNCHUNK_MODE=off), or was started "
             "without DynChunk's boot folder on PYTHONPATH"
         )
         return False
     for state in states:
-        effective = state.get("effective", {})
-        console.print(
-            f"DynChunk {state['version']}, mode {state['mode']}, sglang {state['engine']}, "
-            f"rank {state['rank']}, pid {state['pid']}",
-            markup=False,
+        print(
+            tables.printable(
+                f"DynChunk {_of(state, 'version')}, mode {_of(state, 'mode')}, sglang {_of(state, 'engine')}, "
+                f"rank {_of(state, 'rank')}, pid {_of(state, 'pid')}"
+            )
         )
-        console.print(str(effective.get("summary", "no scheduler yet")), markup=False, soft_wrap=True)
-        table = Table()
-        for heading in ("hook", "outcome", "detail"):
-            table.add_column(heading, overflow="fold")
-        for name, entry in state.get("hooks", {}).items():
-            table.add_row(name, entry["outcome"], entry["detail"])
-        console.print(table)
-        released = state.get("empty_cache")
+        effective = _members(state, "effective")
+        print(tables.printable(effective.get("summary", "no scheduler yet")))
+        in_force = state.get("budget_in_force")
+        if isinstance(in_force, int) and in_force != effective.get("budget", in_force):
+            print(f"the budget was changed since the start: {in_force:,} token^2 are in force")
+        hooks = _members(state, "hooks")
+        rows = [
+            (name, str(_of(_members(hooks, name), "outcome")), str(_of(_members(hooks, name), "detail")))
+            for name in hooks
+        ]
+        if rows:
+            tables.show(("hook", "outcome", "detail"), [rows])
+        released = _members(state, "empty_cache")
         if released:
-            console.print(f"cache released {released['calls']} times, {released['ms']:,.0f} ms in all")
+            print(f"cache released {_of(released, 'calls')} times, {_of(released, 'ms'):,.0f} ms in all")
     return True
+
+
+def _members(state: dict[str, Any], name: str) -> dict[str, Any]:
+    found = state.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _of(state: dict[str, Any], name: str) -> Any:
+    """One member; the server may run another version of DynChunk than this command."""
+    return state.get(name, "?")

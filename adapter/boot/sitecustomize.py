@@ -26,8 +26,15 @@ def _run_shadowed() -> None:
     from _frozen_importlib import module_from_spec
     from _frozen_importlib_external import PathFinder
 
-    elsewhere = [entry for entry in sys.path if os.path.abspath(entry) != _HERE]
-    spec = PathFinder.find_spec("sitecustomize", elsewhere)
+    # Another copy of this file further down comes here as well, and some tools' files search the whole path as of
+    # old: whoever has run does not run again, and nobody is looked for in front of the one who looks.
+    seen = sys.__dict__.setdefault("_dynchunk_boot", [])
+    if _HERE in seen:
+        return
+    seen.append(_HERE)
+    entries = [os.path.abspath(entry) for entry in sys.path]
+    behind = entries[entries.index(_HERE) + 1 :] if _HERE in entries else entries
+    spec = PathFinder.find_spec("sitecustomize", [entry for entry in behind if entry not in seen])
     if spec is None or spec.loader is None:
         return
     module = module_from_spec(spec)

@@ -16,12 +16,12 @@ from dynchunk.patches.contracts import CONTRACTS
 
 
 def problems_of(site_folder: Path) -> list[str]:
-    """What is wrong with the engine under `site_folder` (the folder that holds `sglang/`); empty if all is well."""
+    """What is wrong with the engine under `site_folder` (the folder that holds `sglang/`): a sentence a contract."""
     problems = []
     for module, contracts in CONTRACTS.items():
         path = site_folder.joinpath(*module.split(".")).with_suffix(".py")
         if not path.is_file():
-            problems.append(f"{module}: no such module")
+            problems += [f"{module}: no such module, so no {contract.target}" for contract in contracts]
             continue
         functions = read_source(path.read_text(encoding="utf-8"))
         for contract in contracts:
@@ -58,6 +58,10 @@ def main(argv: list[str]) -> int:
         folder = Path(argv[0]) if argv else engine_folder()
     except LookupError as error:
         sys.stdout.write(f"dynchunk: {error}\n")
+        return 1
+    if not (folder / "sglang" / "srt").is_dir():
+        inside = f"; it is in {folder.parent}" if (folder / "srt").is_dir() and folder.name == "sglang" else ""
+        sys.stdout.write(f"dynchunk: there is no sglang in {folder}{inside}; name the folder that holds sglang/\n")
         return 1
     problems = problems_of(folder)
     total = sum(len(contracts) for contracts in CONTRACTS.values())

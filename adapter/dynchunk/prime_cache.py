@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from dynchunk.settings import Settings
 
@@ -38,12 +38,13 @@ class Device(Protocol):
 
 @dataclass
 class PrimeCache:
-    """One scheduler's primed block and its counters.
+    """One scheduler's primed block and its counters. An observer of forwards (before, after).
 
     blocks: how many primings of `calls` took new memory from the device; the others found the block in its place. ms:
     what priming has cost. gave_up: why it ended, or empty.
     """
 
+    name: ClassVar[str] = "prime_cache"
     device: Device
     size_bytes: int
     clock: Callable[[], float] = time.perf_counter
@@ -53,9 +54,9 @@ class PrimeCache:
     gave_up: str = ""
     _peak_bytes: int = -1
 
-    def before_launch(self) -> None:
-        """Prime, if that was not done yet or the reserve has grown since. Call before each launch of a prefill."""
-        if self.gave_up or self.device.must_not_release():
+    def before(self, prefill: object | None) -> None:
+        """Prime before the launch of a prefill, if that was not done yet or the reserve has grown since."""
+        if prefill is None or self.gave_up or self.device.must_not_release():
             return
         before_bytes = self.device.reserved_peak_bytes()
         if before_bytes <= self._peak_bytes:
@@ -74,6 +75,9 @@ class PrimeCache:
         # Priming itself may have made the reserve grow.
         self._peak_bytes = self.device.reserved_peak_bytes()
         self.blocks += self._peak_bytes > before_bytes
+
+    def after(self, prefill: object) -> None:
+        """Nothing: the next launch sees what this one has done to the reserve."""
 
     def state(self) -> dict[str, Any]:
         """For /server_info, as plain JSON values."""

@@ -10,6 +10,7 @@ from dynchunk.settings import Settings, SettingsError, from_env
 
 GIB = 1 << 30
 LIMIT = 256 * MIB
+PREFILL = object()
 
 
 class FakeCudaDevice:
@@ -39,7 +40,7 @@ def run(device: FakeCudaDevice, prime: PrimeCache, kept: dict[int, int] | None =
     """A ramp to 262,144 keys. kept: chunk -> bytes of a tensor that stays for good from then on."""
     stay: list[Block] = []
     for number, (rows, keys) in enumerate(static_chunks(2048, 262_144)):
-        prime.before_launch()
+        prime.before(PREFILL)
         for size in tiles(rows, keys, LIMIT):
             device.allocate_and_free(size)
         if kept and number in kept:
@@ -58,8 +59,15 @@ def test_launches_that_change_nothing_cost_nothing() -> None:
     """A thousand launches on a reserve that has not grown: no allocation of ours."""
     device, prime = primed()
     for _ in range(1000):
-        prime.before_launch()
+        prime.before(PREFILL)
     assert (prime.calls, device.allocator.segments_made) == (1, 1)
+
+
+def test_decodes_do_not_prime() -> None:
+    """Only a prefill's launch is on the stream, and of the kind, that the block is for."""
+    device, prime = primed()
+    prime.before(None)
+    assert (prime.calls, device.allocator.segments_made) == (0, 0)
 
 
 def test_primed_again_when_a_tensor_has_taken_a_piece() -> None:
@@ -76,11 +84,11 @@ def test_primed_again_when_a_tensor_has_taken_a_piece() -> None:
 def test_growth_elsewhere_finds_the_block_in_its_place() -> None:
     """Other buffers grow too; priming again then costs a look into the cache and takes nothing."""
     device, prime = primed()
-    prime.before_launch()
+    prime.before(PREFILL)
     stay = []
     for number in range(50):
         stay.append(device.allocator.allocate(LIMIT + (number + 1) * 2 * MIB))
-        prime.before_launch()
+        prime.before(PREFILL)
     assert (prime.calls, prime.blocks, prime.gave_up) == (51, 1, "")
 
 
@@ -89,7 +97,7 @@ def test_it_gives_up_rather_than_grow_for_ever() -> None:
     device, prime = primed()
     stay = []
     for _ in range(20):
-        prime.before_launch()
+        prime.before(PREFILL)
         stay.append(device.allocator.allocate(LIMIT // 2))
         stay.append(device.allocator.allocate(LIMIT))
     assert prime.blocks == MOST_BLOCKS
@@ -99,8 +107,8 @@ def test_it_gives_up_rather_than_grow_for_ever() -> None:
 def test_no_memory_for_the_block() -> None:
     """The engine may still find room for smaller ones, so a refusal is noted and goes no further."""
     _, prime = primed(limit_bytes=LIMIT // 2)
-    prime.before_launch()
-    prime.before_launch()
+    prime.before(PREFILL)
+    prime.before(PREFILL)
     assert prime.calls == 0
     assert "no block of 256 MiB" in prime.gave_up
     assert DeviceFullError.__name__ in prime.state()["gave_up"]
@@ -110,10 +118,10 @@ def test_capture_and_pause_put_it_off() -> None:
     """Memory taken during graph capture would belong to the graph's pool."""
     device, prime = primed()
     device.blocked = True
-    prime.before_launch()
+    prime.before(PREFILL)
     assert prime.calls == 0
     device.blocked = False
-    prime.before_launch()
+    prime.before(PREFILL)
     assert prime.calls == 1
 
 

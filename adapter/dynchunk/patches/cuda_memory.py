@@ -1,0 +1,43 @@
+"""The CUDA calls behind priming (prime_cache.Device), measuring (peak.Memory) and the automatic budget."""
+
+from __future__ import annotations
+
+import torch
+
+from dynchunk.patches.cuda_device import CudaDevice
+from dynchunk.policy import auto_budget
+
+
+class CudaMemory(CudaDevice):
+    """One device's allocator. Counters only, nothing waits for the device."""
+
+    def reserved_peak_bytes(self) -> int:
+        """The most held since the last mark, which is at least what is held now."""
+        return self._counter("reserved_bytes", "peak")
+
+    def allocate_and_free(self, size_bytes: int) -> None:
+        """One block on the current stream; what it holds is never read or written."""
+        torch.empty(size_bytes, dtype=torch.uint8, device=f"cuda:{self.index}")
+
+    def mark(self) -> None:
+        """Every peak counter of the allocator starts anew."""
+        torch.cuda.reset_peak_memory_stats(self.index)
+
+    def transient_bytes(self) -> int:
+        """Allocated at the peak less allocated now."""
+        return self._counter("allocated_bytes", "peak") - self._counter("allocated_bytes", "current")
+
+    def headroom_bytes(self, guard_bytes: int) -> int:
+        """What a chunk may take here; guard_bytes stay untouched where GPU memory is host memory."""
+        free_bytes, _ = torch.cuda.mem_get_info(self.index)
+        return auto_budget.headroom_bytes(
+            driver_free=free_bytes,
+            reserved=self._counter("reserved_bytes", "current"),
+            allocated=self._counter("allocated_bytes", "current"),
+            mem_available=self.available_bytes() if self.is_integrated else None,
+            guard=guard_bytes,
+        )
+
+    def _counter(self, name: str, which: str) -> int:
+        # The nested form: flattening all counters costs more than reading them.
+        return int(torch.cuda.memory_stats_as_nested_dict(self.index)[name]["all"][which])

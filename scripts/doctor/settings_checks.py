@@ -78,14 +78,22 @@ def read(environ: Mapping[str, str]) -> tuple[Setting | None, list[Check]]:
         planned = serve.plan(given)
     except SettingsError as error:
         found += [fail("settings", problem, "") for problem in error.problems if not _of_allocator(problem)]
-    else:
-        found += [warn("settings", warning, "") for warning in planned.warnings if not _of_allocator(warning)]
-        found.append(ok("settings", planned.summary))
+        return _as_far_as_read(given), found
+    found += [warn("settings", warning, "") for warning in planned.warnings if not _of_allocator(warning)]
+    found.append(ok("settings", planned.summary))
+    return _setting(planned.launch, planned.settings), found
+
+
+def _as_far_as_read(environ: Mapping[str, str]) -> Setting | None:
+    """A setting that `serve` refuses for what follows from it can be looked at all the same."""
     try:
-        launch, settings = environment.read(given)
-        return Setting(launch, settings, environment.extra_flags(launch), _model(launch)), found
+        return _setting(*environment.read(environ))
     except SettingsError:
-        return None, found
+        return None
+
+
+def _setting(launch: Launch, settings: Settings) -> Setting:
+    return Setting(launch, settings, environment.extra_flags(launch), _model(launch))
 
 
 def _of_allocator(sentence: str) -> bool:
@@ -120,7 +128,10 @@ def checks(setting: Setting, environ: Mapping[str, str], capabilities: list[str]
         found.append(
             chunk_rules.dp_attention(launch.chunked_prefill_size, setting.dp_attention, setting.settings.chunk_max)
         )
-    found.append(chunk_rules.page_and_chunk(setting.chunk, setting.page))
+    if setting.page > 1:
+        found.append(chunk_rules.page_and_chunk(setting.chunk, setting.page))
+    else:
+        found.append(not_checked("chunk and page", "PAGE_SIZE is not set; the engine chooses its page"))
     found += _window(setting)
     if launch.max_running_requests is not None:
         found.append(chunk_rules.requests_per_stage(launch.max_running_requests, launch.pp_size))

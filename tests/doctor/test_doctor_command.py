@@ -1,0 +1,161 @@
+"""`./dynchunk doctor` as an operator runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_httpserver import HTTPServer
+
+from tests.conftest import BOOT, ROOT, clean_environ, run_python
+
+NOWHERE = {"PORT": "1"}
+
+
+def doctor(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / "dynchunk", "doctor", *arguments],
+        env=clean_environ(**{**NOWHERE, **environ}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def checks(*arguments: str, **environ: str) -> dict[str, list[dict[str, Any]]]:
+    done = doctor("--json", *arguments, **environ)
+    assert done.stderr == ""
+    answer = json.loads(done.stdout)
+    failed = [check for check in answer["checks"] if check["level"] == "fail"]
+    assert done.returncode == (1 if failed else 0)
+    assert answer["ok"] is not bool(failed)
+    named: dict[str, list[dict[str, Any]]] = {}
+    for check in answer["checks"]:
+        assert check["level"] in {"ok", "warn", "fail"}
+        assert check["reason"]
+        named.setdefault(check["name"], []).append(check)
+    return named
+
+
+def levels(named: dict[str, list[dict[str, Any]]], name: str) -> list[str]:
+    return [check["level"] for check in named.get(name, [])]
+
+
+@pytest.fixture
+def v4(tmp_path: Path) -> str:
+    """A model folder with a sliding window, whose cache the engine pages by 256."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "deepseek_v4", "sliding_window": 128}))
+    return str(tmp_path)
+
+
+def test_a_plain_setting(tmp_path: Path) -> None:
+    """Nothing fails for the defaults on this machine; without a GPU there is no verdict on one."""
+    named = checks(MODEL_PATH=str(tmp_path))
+    assert levels(named, "settings") == ["ok"]
+    assert levels(named, "allocator") == ["ok"]
+    assert levels(named, "memory for long prompts") in (["ok"], ["fail"])  # what is free here is not ours to say
+
+
+def test_the_known_hang_is_refused(v4: str) -> None:
+    """A chunk of 8192, 131,072 tokens, the model's own page and ratio: exit code 1 and the largest chunk that works."""
+    named = checks(MODEL_PATH=v4, CHUNKED_PREFILL_SIZE="8192", MAX_TOTAL_TOKENS="131072", CONTEXT_LENGTH="100000")
+    [pool] = named["sliding-window pool"]
+    assert pool["level"] == "fail"
+    assert "6,400" in pool["reason"]
+
+
+def test_every_contradiction_at_once(v4: str) -> None:
+    """Data-parallel attention, stages without requests, mixed chunk with speculation, deterministic alignment."""
+    named = checks(
+        MODEL_PATH=v4,
+        CHUNKED_PREFILL_SIZE="4096",
+        MAX_RUNNING_REQUESTS="2",
+        PP_SIZE="4",
+        PAGE_SIZE="100",
+        EXTRA_ARGS="--enable-dp-attention --dp-size 4 --enable-mixed-chunk --speculative-algorithm EAGLE "
+        "--enable-deterministic-inference --attention-backend flashinfer",
+    )
+    for name, level in {
+        "data-parallel attention": "warn",
+        "requests and pipeline stages": "fail",
+        "mixed chunk": "fail",
+        "truncation alignment": "fail",
+        "chunk and page": "fail",
+    }.items():
+        assert levels(named, name) == [level], name
+    assert "1,024" in named["data-parallel attention"][0]["reason"]
+
+
+def test_chunking_off_is_refused() -> None:
+    """With DynChunk on there must be chunks."""
+    named = checks(MODEL_PATH="/m", CHUNKED_PREFILL_SIZE="-1")
+    assert any(c["level"] == "fail" and "turns chunked prefill off" in c["reason"] for c in named["settings"])
+
+
+def test_wrong_settings_are_all_named() -> None:
+    """What `serve` would refuse is refused here."""
+    named = checks(MODEL_PATH="/m", DYNCHUNK_BUDGET="lots", TP_SIZE="0")
+    reasons = " ".join(check["reason"] for check in named["settings"] if check["level"] == "fail")
+    assert "DYNCHUNK_BUDGET" in reasons
+    assert "TP_SIZE" in reasons
+
+
+def test_settings_from_a_file(tmp_path: Path) -> None:
+    """A profile is checked before it is used; the environment comes first; a broken file is a failed check."""
+    file = tmp_path / "env"
+    file.write_text("# a profile\nMODEL_PATH=/m\nCHUNKED_PREFILL_SIZE=-1\n")
+    assert "fail" in levels(checks("--env-file", str(file)), "settings")
+    assert "fail" not in levels(checks("--env-file", str(file), CHUNKED_PREFILL_SIZE="2048"), "settings")
+    file.write_text("what is this\n")
+    assert levels(checks("--env-file", str(file)), "settings") == ["fail"]
+
+
+def test_a_running_server(httpserver: HTTPServer) -> None:
+    """A hook that was refused on a rank fails, as does a stock engine; one with all hooks applied passes."""
+    state = {"rank": "pp0tp0", "mode": "on", "hooks": {"sizer": {"outcome": "applied", "detail": ""}}}
+    refused = {**state, "hooks": {"sizer": {"outcome": "refused", "detail": "found other parameters"}}}
+    for answer, level in ((state, "ok"), (refused, "fail"), (None, "fail")):
+        httpserver.clear()
+        internal = {} if answer is None else {"dynchunk": {**answer, "version": "1", "engine": "0", "pid": 1}}
+        httpserver.expect_request("/server_info").respond_with_json({"internal_states": [internal]})
+        named = checks(MODEL_PATH="/m", PORT=str(httpserver.port))
+        assert levels(named, "running server") == [level]
+
+
+def test_the_table_for_people() -> None:
+    """Every check has a line, cures behind an arrow, and the last line counts them."""
+    done = doctor(MODEL_PATH="/m", MAX_RUNNING_REQUESTS="2", PP_SIZE="4")
+    assert done.returncode == 1
+    assert "-> MAX_RUNNING_REQUESTS=4 or more" in done.stdout
+    assert "1 fail" in done.stdout.splitlines()[-1]
+
+
+def test_a_mistyped_option_is_no_verdict() -> None:
+    """Exit code 2, so that a script can tell it from a failed check."""
+    assert doctor("--jsn").returncode == 2
+
+
+def test_neither_torch_nor_the_engine_is_imported() -> None:
+    """Versions come from package metadata and contracts from source text: doctor stays quick and small."""
+    code = (
+        "import os, sys\n"
+        "from scripts.doctor import examine, readings\n"
+        "examine.examine(os.environ, readings.machine(0), 'http://127.0.0.1:1', guard_bytes=0, bytes_per_pair=1)\n"
+        "print([name for name in ('torch', 'sglang', 'numpy', 'transformers') if name in sys.modules])\n"
+    )
+    done = run_python(code, path=(ROOT / "adapter", ROOT), MODEL_PATH="/m")
+    assert done.stdout == "[]\n", done.stderr
+
+
+def test_the_start_hook_that_was_promised(tmp_path: Path) -> None:
+    """With adapter/boot on PYTHONPATH a fresh python3 must load the adapter; where something keeps it out it fails."""
+    assert levels(checks(MODEL_PATH="/m", PYTHONPATH=str(BOOT)), "start hook") == ["ok"]
+    wrapper = tmp_path / "python3"
+    wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -E "$@"\n')
+    wrapper.chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    assert levels(checks(MODEL_PATH="/m", PYTHONPATH=str(BOOT), PATH=path), "start hook") == ["fail"]

@@ -51,11 +51,13 @@ def plan(environ: Mapping[str, str]) -> Plan:
     reading = environment.read_all(environ)
     problems = list(reading.problems)
     launch, settings = reading.launch, reading.settings
-    warnings = allocator.warnings(environ)
+    warnings = allocator.warnings(allocator.engine_variables(environ, settings))
+    warnings += allocator.fraction_warnings(settings, launch.mem_fraction_static)
     origins: dict[str, str] = {}
     launch, longer = _fit_context(launch, environ, origins)
     warnings += longer
     refused = allocator.problems(environ, allow_expandable_segments=settings.allow_expandable_segments)
+    refused += allocator.fraction_problems(settings, environ, launch.mem_fraction_static)
     summary = f"DYNCHUNK_MODE={settings.mode}: the stock engine"
     if settings.mode != "off":
         resolved, more = _effective(reading, launch)
@@ -170,7 +172,7 @@ def engine_environ(environ: Mapping[str, str]) -> dict[str, str]:
 def run(given: dotenv.Merged, *, dry_run: bool) -> None:
     """Show the plan and become the engine; returns only on a dry run. Raises SettingsError, StartError."""
     planned = plan(given.environ)
-    environ = engine_environ(given.environ)
+    environ = allocator.engine_variables(engine_environ(given.environ), planned.settings)
     python, asked = engine_python.find(environ)
     planned = replace(planned, argv=[python or sys.executable, *planned.argv[1:]])
     show(planned, given)
@@ -182,6 +184,10 @@ def run(given: dotenv.Merged, *, dry_run: bool) -> None:
         if not dry_run:
             raise StartError(missing)
         print(f"warning: {missing}")
+    elif planned.settings.memory_fraction is not None:
+        too_old = allocator.too_old(planned.settings, allocator.torch_version(python, environ))
+        if too_old:
+            raise StartError(too_old)
     if dry_run:
         return
     sys.stdout.flush()

@@ -49,7 +49,8 @@ def merged(environ: Mapping[str, str], path: Path | None = None) -> Merged:
     """
     if path is not None and not path.exists():
         raise DotenvError([f"--env-file {path}: there is no such file"])
-    found = load(path or FILE, environ)
+    # Empty counts as unset, also for programs that see it otherwise: HF_HOME= would be the current folder.
+    found = {name: value for name, value in load(path or FILE, environ).items() if value.strip()}
     names = frozenset(found) - frozenset(environ)
     return Merged({**found, **environ}, names, (path or FILE) if names else None)
 
@@ -60,7 +61,7 @@ def load(path: Path, environ: Mapping[str, str]) -> dict[str, str]:
     environ: what a `$NAME` in the file means first; it wins over the file itself, as in Compose.
     """
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open(encoding="utf-8", newline="") as file:
             text = file.read()
     except (FileNotFoundError, IsADirectoryError):
         return {}
@@ -76,7 +77,7 @@ def parse(text: str, environ: Mapping[str, str], name: str = ".env") -> dict[str
     Only the first: after a quote that is not closed, nothing that follows is what it looks like.
     """
     found: dict[str, str] = {}
-    text = text.replace("\r\n", "\n")
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n")
     if "\0" in text:
         raise DotenvError([f"{name} cannot be read: it is no text in UTF-8"])
     position = 0

@@ -16,6 +16,29 @@ from launcher.environment import Launch
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS = ((Settings, PREFIX, "DynChunk"), (Launch, "", "The engine (`./dynchunk serve` turns these into its flags)"))
+# What the Compose files read beside the settings: name, default, meaning. `./dynchunk` hands it on to the engine.
+SURROUNDINGS = (
+    ("BASE_IMAGE", "the Dockerfile's", "The SGLang image that Docker builds on. Without Docker no meaning."),
+    (
+        "MODELS_DIR",
+        "an empty volume",
+        "A folder with models, /models for the server in Docker: MODEL_PATH=/models/NAME. Without Docker no meaning.",
+    ),
+    (
+        "HF_HOME",
+        "a volume; without Docker ~/.cache/huggingface",
+        "A folder for the models that are downloaded by their names.",
+    ),
+    ("HF_TOKEN", "none", "The key for models that need one."),
+    (
+        "PYTORCH_ALLOC_CONF",
+        "torch's",
+        "Settings of torch's memory allocator. serve refuses those that are known to do harm.",
+    ),
+    ("PYTORCH_CUDA_ALLOC_CONF", "torch's", "The older name of the same."),
+    ("NCCL_SOCKET_IFNAME", "NCCL decides", "Several hosts: the network card between them."),
+    ("GLOO_SOCKET_IFNAME", "Gloo decides", "Several hosts: the same for Gloo."),
+)
 
 
 def ladder() -> str:
@@ -57,6 +80,9 @@ def env_example() -> str:
             kind = f.metadata["kind"].limits.replace("`", "").replace("\\|", "|")
             meaning = f.metadata["meaning"].replace("`", "")
             lines += ["", f"# {meaning}", f"# {kind}; default: {shown_default(f)}", f"#{prefix}{f.name.upper()}="]
+    lines += ["", "# ---- Docker, and what the engine's libraries read ----"]
+    for name, default, meaning in SURROUNDINGS:
+        lines += ["", f"# {meaning}", f"# default: {default}", f"#{name}="]
     return "\n".join(lines) + "\n"
 
 

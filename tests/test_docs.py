@@ -19,14 +19,28 @@ def test_generated_parts_are_up_to_date() -> None:
 
 def test_env_example_loads() -> None:
     """With every line of .env.example uncommented and empty, everything is at its default."""
-    lines = (ROOT / ".env.example").read_text().splitlines()
-    names = [line[1:].rstrip("=") for line in lines if re.fullmatch(r"#[A-Z_]+=", line)]
+    names = env_example_names()
     expected = [env_name(f) for f in knob_fields(Settings)]
     expected += [env_name(f, "") for f in knob_fields(environment.Launch)]
-    assert names == expected
+    assert names == expected + [name for name, _, _ in render_docs.SURROUNDINGS]
     launch, settings = environment.read(dict.fromkeys(names, "") | {"MODEL_PATH": "/m"})
     assert settings == Settings()
     assert launch == environment.Launch(model_path="/m")
+
+
+def test_env_example_has_what_compose_reads() -> None:
+    """Every variable of the Compose files is in .env.example, and nothing is there that neither they nor we read."""
+    text = (ROOT / "compose.yaml").read_text() + (ROOT / "compose.node.yaml").read_text()
+    # ${NAME...} and, in a mapping, NAME without a value; $${NAME} is the container's shell's.
+    read = set(re.findall(r"(?<!\$)\$\{([A-Z_]+)", text)) | set(re.findall(r"^ +([A-Z_]+):$", text, re.MULTILINE))
+    assert read <= set(env_example_names())
+    assert {name for name, _, _ in render_docs.SURROUNDINGS} <= read
+
+
+def env_example_names() -> list[str]:
+    """The names that .env.example has a line for."""
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    return [line[1:].rstrip("=") for line in lines if re.fullmatch(r"#[A-Z_]+=", line)]
 
 
 @pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"])

@@ -21,7 +21,12 @@ PATCHES = {
     "sglang.srt.managers.schedule_policy": "schedule_policy",
     "sglang.srt.managers.scheduler_components.request_receiver": "request_receiver",
     "sglang.srt.model_executor.model_runner": "model_runner",
-    # Where the sparse indexer keeps its score limits; patches/score_limits.py says what each one is.
+    # Where the sparse indexer keeps its score limits; patches/score_limits.py says what each one is. The first is
+    # executed before all others, and some of those read the environment while they are.
+    "sglang.srt.environ": "score_limits",
+    "sglang.srt.layers.attention.mqa_logits_utils": "score_limits",
+    "sglang.srt.layers.attention.dsa.dsa_indexer": "score_limits",
+    "sglang.srt.layers.attention.qsa.qsa_indexer": "score_limits",
     "sglang.srt.layers.attention.dsv4.v41_indexer.scoring": "score_limits",
     "sglang.srt.layers.attention.dsv4.low_ratio_backend_hip": "score_limits",
     "sglang.srt.layers.attention.dsv4.low_ratio_backend": "score_limits",

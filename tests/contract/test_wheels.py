@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from dynchunk.activate import PATCHES
 from dynchunk.contract import read_source
-from dynchunk.patches import check
-from dynchunk.patches.contracts import CONTRACTS
-from dynchunk.patches.score_limits import LIMITS
+from dynchunk.patches import check, score_limits
+from dynchunk.patches.contracts import INDEXER_CONTRACTS
+from dynchunk.patches.score_limits import Limit
 from scripts.engine_wheels import VERSIONS, unpacked
 
 
@@ -26,23 +27,48 @@ def test_every_contract_is_met(engine: Path) -> None:
 
 def test_a_moved_target_is_seen(engine: Path) -> None:
     """The check can fail: rename any one target in the real source, and exactly that one is reported."""
-    for module, contracts in CONTRACTS.items():
+    for module, contracts in check.required(engine).items():
         text = engine.joinpath(*module.split(".")).with_suffix(".py").read_text()
         for contract in contracts:
-            name = contract.target.rsplit(".", 1)[1]
+            name = contract.target.rsplit(".", 1)[-1]
             moved = read_source(text.replace(f"def {name}(", f"def {name}_moved("))
             assert "found nothing of that name" in str(contract.problem(moved.get(contract.target)))
 
 
 def test_score_limits_are_where_the_table_says(engine: Path) -> None:
-    """Each version that has a V4.1 indexer keeps both of its limits; 0.5.20 has none of it."""
-    found = set()
-    for limit in LIMITS:
-        path = engine.joinpath(*limit.module.split(".")).with_suffix(".py")
-        if path.is_file() and f"\n{limit.name} = " in path.read_text():
-            found.add(limit.name)
-    v41 = {"_DEEP_GEMM_SCORE_BUDGET_BYTES", "_TORCH_SCORE_BUDGET_BYTES"}
-    assert v41 <= found if check.engine_version(engine) != "0.5.20" else not v41 & found
+    """A version has a limit exactly where the table names it, and what imports it by value is in the table too."""
+    version = check.engine_version(engine)
+    for limit in score_limits.LIMITS:
+        assert (version in limit.versions) == _has(engine, limit), limit.hook
+    everything = "".join(path.read_text() for path in engine.joinpath("sglang", "srt", "layers").rglob("*.py"))
+    [shared] = [limit for limit in score_limits.LIMITS if limit.how == score_limits.FUNCTION]
+    by_value = [m for m in shared.copies if f"    {shared.name},\n" in _text(engine, m)]
+    assert everything.count(f"    {shared.name},\n") == len(by_value)
+
+
+def _text(engine: Path, module: str) -> str:
+    path = engine.joinpath(*module.split(".")).with_suffix(".py")
+    return path.read_text() if path.is_file() else ""
+
+
+def _has(engine: Path, limit: Limit) -> bool:
+    text = _text(engine, limit.module)
+    if limit.how == score_limits.ENVIRON:
+        # Read at import by some versions, at every call by others; the value without it must be the table's.
+        readers = text + _text(engine, "sglang.kernels.ops.attention.dsv4.fp4_indexer_hip")
+        unset = str(limit.unset).replace("131072", "128 * 1024")
+        return f'"{limit.name}", "{unset}"' in readers or f"{limit.name} = EnvInt({unset})" in readers
+    if limit.how == score_limits.FUNCTION:
+        return f"def {limit.name}(" in text
+    if limit.how == score_limits.DEVICE_TABLE:
+        return "    _mqa_logits_budget_bytes: Dict[int, int] = {}\n" in text
+    return f"\n{limit.name} = " in text
+
+
+def test_every_limit_has_its_module_watched() -> None:
+    """A limit in the table without a line in the table of patches would never be lowered."""
+    assert {limit.module for limit in score_limits.LIMITS} <= set(PATCHES)
+    assert set(INDEXER_CONTRACTS) <= set(PATCHES)
 
 
 def test_the_installed_version_is_read_without_importing_it(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from dynchunk.contract import read_source
-from dynchunk.patches.contracts import CONTRACTS
+from dynchunk.contract import Contract, read_source
+from dynchunk.patches.contracts import CONTRACTS, INDEXER_CONTRACTS
 
 
 def problems_of(site_folder: Path) -> list[str]:
     """What is wrong with the engine under `site_folder` (the folder that holds `sglang/`): a sentence a contract."""
     problems = []
-    for module, contracts in CONTRACTS.items():
-        path = site_folder.joinpath(*module.split(".")).with_suffix(".py")
+    for module, contracts in required(site_folder).items():
+        path = _path(site_folder, module)
         if not path.is_file():
             problems += [f"{module}: no such module, so no {contract.target}" for contract in contracts]
             continue
@@ -29,6 +29,15 @@ def problems_of(site_folder: Path) -> list[str]:
             if problem:
                 problems.append(f"{module}: {problem}")
     return problems
+
+
+def required(site_folder: Path) -> dict[str, tuple[Contract, ...]]:
+    """What is held against this engine, by module: the indexer's contracts only where it has the module."""
+    return CONTRACTS | {m: held for m, held in INDEXER_CONTRACTS.items() if _path(site_folder, m).is_file()}
+
+
+def _path(site_folder: Path, module: str) -> Path:
+    return site_folder.joinpath(*module.split(".")).with_suffix(".py")
 
 
 def engine_folder() -> Path:
@@ -64,7 +73,7 @@ def main(argv: list[str]) -> int:
         sys.stdout.write(f"dynchunk: there is no sglang in {folder}{inside}; name the folder that holds sglang/\n")
         return 1
     problems = problems_of(folder)
-    total = sum(len(contracts) for contracts in CONTRACTS.values())
+    total = sum(len(contracts) for contracts in required(folder).values())
     for problem in problems:
         sys.stdout.write(f"dynchunk: not met: {problem}\n")
     sys.stdout.write(f"dynchunk: sglang {engine_version(folder)}: {total - len(problems)} of {total} contracts met\n")

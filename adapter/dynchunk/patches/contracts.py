@@ -92,3 +92,21 @@ CONTRACTS = {
     REQUEST_RECEIVER: (PULL_REQUESTS,),
     MODEL_RUNNER: (FORWARD,),
 }
+
+# The sparse indexer. Held where the engine has the module: 0.5.20 has few of them, and no model loads them all.
+_ATTENTION = "sglang.srt.layers.attention."
+MQA_LOGITS = _ATTENTION + "mqa_logits_utils"
+DSA_INDEXER = _ATTENTION + "dsa.dsa_indexer"
+
+STATIC_SCORE_BUDGET = Contract("mqa_logits_static_budget_bytes", ("*, device_index",))
+SCORE_BUDGET = Contract(
+    "mqa_logits_budget_bytes", ("*, device_index, allow_sync",), ("mqa_logits_static_budget_bytes",)
+)
+DSA_SCORE_BUDGET = Contract(
+    "Indexer._get_mqa_logits_budget_bytes", ("self, device_index",), ("_mqa_logits_budget_bytes",)
+)
+
+INDEXER_CONTRACTS = {
+    MQA_LOGITS: (STATIC_SCORE_BUDGET, SCORE_BUDGET),
+    DSA_INDEXER: (DSA_SCORE_BUDGET,),
+}

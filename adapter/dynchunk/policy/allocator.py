@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from dynchunk.policy import score_budget
+
 MIB = 1 << 20
 SMALL_BYTES = MIB  # up to here a request comes from the small pool, and a leftover is not split off a large block
 OWN_SEGMENT_BYTES = 10 * MIB  # from here on a request gets a segment of its own size
@@ -20,8 +22,6 @@ SHARED_SEGMENT_BYTES = 20 * MIB
 SMALL_SEGMENT_BYTES = 2 * MIB
 SEGMENT_STEP_BYTES = 2 * MIB
 SMALLEST_BLOCK_BYTES = 512
-SCORE_BYTES = 4  # fp32, for one row and key; the engine sizes its tiles so whatever the type
-KEYS_STEP = 256  # a row of scores is padded to 1,024 bytes
 
 NONE = "none"
 EMPTY_CACHE = "empty_cache"
@@ -182,11 +182,8 @@ def tiles(rows: int, keys: int, score_limit_bytes: int, *, heads: int = 32) -> l
 
     A tile has whole groups of 128 / heads rows, one group at least, and otherwise fits the limit.
     """
-    row_bytes = SCORE_BYTES * _up(keys, KEYS_STEP)
-    group = max(1, 128 // heads)
-    if _up(rows, group) * row_bytes <= score_limit_bytes:
-        return [rows * row_bytes]
-    tile = max(group, score_limit_bytes // row_bytes // group * group)
+    row_bytes = score_budget.row_bytes(keys)
+    tile = score_budget.rows_per_tile(score_limit_bytes, keys, heads)
     return [min(tile, rows - start) * row_bytes for start in range(0, rows, tile)]
 
 

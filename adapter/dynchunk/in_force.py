@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynchunk import journal
 from dynchunk.agreement import Outbox
+from dynchunk.latency_sizing import LatencySizing
 from dynchunk.policy.admission import Cut
 from dynchunk.policy.turns import Turns
 
@@ -27,6 +28,8 @@ floors: dict[str, int] = {}
 truncation_align: Callable[[], int | None] = type(None)
 # Whose pass it is while a long request is open.
 turns: Turns = Turns(every=0)
+# How long chunks may take.
+latency = LatencySizing()
 # Updates of this rank on their way to all ranks.
 outbox = Outbox()
 release: CacheRelease | None = None
@@ -94,6 +97,7 @@ def counters() -> dict[str, Any]:
         "counts": dict(sorted(counts.items())),
         "floors": dict(floors),
         "degraded": degraded,
+        "latency": latency.state(),
     }
     if release is not None:
         state["empty_cache"] = {"calls": release.calls, "ms": round(release.ms, 1)}

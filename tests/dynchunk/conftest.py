@@ -9,6 +9,7 @@ import pytest
 
 from dynchunk import in_force
 from dynchunk.agreement import Outbox
+from dynchunk.latency_sizing import LatencySizing
 from dynchunk.policy.turns import Turns
 
 
@@ -20,6 +21,7 @@ def nothing_in_force(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "truncation_align": type(None),
         "turns": Turns(every=0),
         "outbox": Outbox(),
+        "latency": LatencySizing(),
         "release": None,
         "listeners": [],
         "when_idle": [],

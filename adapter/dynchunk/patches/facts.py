@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_schedule
+
+from dynchunk import journal
 
 ENCODER_REPLAY_ROWS = 128  # DeepSeek-V4.1's sliding window: a first chunk must hold a replay of it and a page
 
@@ -26,6 +29,26 @@ def pipeline_slots() -> int:
     """Batches that a pipeline keeps in flight, each with decoding requests of its own; 1 without a pipeline."""
     parallel = get_parallel()
     return int(parallel.pp_size + parallel.pp_async_batch_depth) if parallel.pp_size > 1 else 1
+
+
+def stages() -> int:
+    """Pipeline stages."""
+    return int(get_parallel().pp_size)
+
+
+def identity(scheduler: Any) -> dict[str, str]:
+    """What the time of a chunk depends on, so that a model learned here is used here only."""
+    import torch
+
+    parallel, runner = get_parallel(), scheduler.tp_worker.model_runner
+    return {
+        "engine": journal.engine_version(),
+        "model": str(scheduler.model_config.model_path),
+        "layout": f"tp{parallel.tp_size} pp{parallel.pp_size} cp{_place(scheduler).attn_cp_size}",
+        "attention backend": type(runner.attn_backend).__name__,
+        "device": torch.cuda.get_device_name() if runner.device == "cuda" else f"{runner.device} {platform.node()}",
+        "chunk size": str(scheduler.chunked_prefill_size),
+    }
 
 
 def own_order_of_passes() -> str | None:

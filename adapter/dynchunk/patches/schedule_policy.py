@@ -13,6 +13,7 @@ wait is answered OTHER (NO_TOKEN would shut admission); and an empty batch alway
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +21,7 @@ from dynchunk import in_force, journal, settings
 from dynchunk.contract import Patch, apply_all
 from dynchunk.patches import contracts, facts
 from dynchunk.policy import admission
-from dynchunk.policy.admission import Ask, Load
+from dynchunk.policy.admission import Ask, Cut, Load
 from dynchunk.policy.budget import Budget, end_aligned
 
 LOAD = "_dynchunk_load"
@@ -106,7 +107,7 @@ def _continue_within_budget(original: Any) -> Any:
         admitted = len(self.can_run_list)
         result = original(self, req)
         if limits is not None and len(self.can_run_list) > admitted:
-            getattr(self, LOAD).add(limits, facts.prefix_tokens(req), facts.new_tokens(req))
+            _count(getattr(self, LOAD), limits, facts.prefix_tokens(req), facts.new_tokens(req))
         return result
 
     return add_chunked_req
@@ -119,6 +120,9 @@ def _lower_for_chunk(adder: Any, req: Any, limits: Budget) -> None:
     cut, cause = in_force.cut()
     granted = admission.continue_chunk(limits, load, prefix, remaining, cut)
     tokens = min(granted.tokens, adder.rem_chunk_tokens)
+    timely = in_force.latency.cap(limits, cut, req.rid, prefix, remaining, first=False)
+    if timely is not None:
+        tokens = min(tokens, max(timely, admission.aligned_floor(cut, prefix)))
     if tokens < remaining:
         # The engine takes what is left of its chunk to the token, decoding rows taken off it and all.
         aligned = end_aligned(tokens, prefix, cut.align)
@@ -178,6 +182,11 @@ def _take_in(adder: Any, req: Any, limits: Budget, used: int) -> None:
             new = min(new, max(fits, cut.floor))
             facts.shorten(req, new)
             in_force.counts["shortened_after_load"] += 1
+    _count(load, limits, prefix, new, replayed)
+
+
+def _count(load: Load, limits: Budget, prefix: int, new: int, replayed: int = 0) -> None:
+    load.ticks = in_force.latency.ticks(prefix, new, load.ticks)
     load.add(limits, prefix, new, replayed)
 
 
@@ -213,7 +222,7 @@ def _room_for(adder: Any, req: Any, limits: Budget | None, *, must_be_whole: boo
     cut, cause = in_force.cut()
     alone = not adder.can_run_list and not must_be_whole
     ask = Ask(prefix, remaining, charge, room, may_cut=not must_be_whole, alone=alone)
-    granted = admission.admit(limits, so_far, ask, cut)
+    granted = admission.admit(_timely(limits, cut, req, ask, load), so_far, ask, cut)
     if granted is None:
         return None
     if granted.at_floor:
@@ -228,6 +237,16 @@ def _room_for(adder: Any, req: Any, limits: Budget | None, *, must_be_whole: boo
     if granted.tokens + replay < room:
         in_force.counts["first_chunks_lowered"] += 1
     return granted.tokens + replay
+
+
+def _timely(limits: Budget, cut: Cut, req: Any, ask: Ask, load: Load) -> Budget:
+    """The limits, with the largest chunk lowered to what time allows this request now."""
+    if ask.alone:
+        timely = in_force.latency.cap(limits, cut, req.rid, ask.prefix, ask.remaining, first=True)
+        timely = None if timely is None else max(timely, cut.floor)
+    else:
+        timely = in_force.latency.room_in_company(load.ticks, ask.prefix)
+    return limits if timely is None else replace(limits, chunk_max=min(limits.chunk_max, timely))
 
 
 def _note_floor(req: Any, cause: str, prefix: int, tokens: int, load: Load) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from fractions import Fraction
 from types import ModuleType
 from typing import Any
 
-from dynchunk import __version__, agreement, effective, in_force, journal, settings
+from dynchunk import __version__, agreement, effective, in_force, journal, latency_learning, settings
 from dynchunk.agreement import DisagreementError, Update
 from dynchunk.contract import ContractError, Patch, apply_all
+from dynchunk.latency_learning import Learning
+from dynchunk.latency_sizing import LatencySizing
+from dynchunk.model_file import ModelFile
 from dynchunk.patches import contracts, facts, look_on, model_runner, score_limits, turns
+from dynchunk.policy import calibration, latency
 from dynchunk.settings import SettingsError
 from dynchunk.sizer import BudgetSizer
 
@@ -64,6 +69,7 @@ def _install(scheduler: Any) -> None:
     in_force.turns = turns.configured(settings.current().interleave)
     scheduler.dynamic_chunk_sizer = BudgetSizer(scheduler.dynamic_chunk_sizer, lambda: in_force.cut()[0])
     journal.record("sizer", journal.APPLIED)
+    _size_by_latency(scheduler, resolved)
     model_runner.install(scheduler)
     score_limits.record_the_rest()
     _show(rank, resolved)
@@ -76,6 +82,23 @@ def _install(scheduler: Any) -> None:
             *_floor_notes(),
         ]:
             journal.say(sentence)
+
+
+def _size_by_latency(scheduler: Any, resolved: effective.Effective) -> None:
+    """Put DYNCHUNK_LATENCY in place; where chunks are timed, the learning too."""
+    chosen = settings.current()
+    in_force.latency = LatencySizing(
+        latency.parse_mode(chosen.latency),
+        Fraction(str(chosen.smooth)),
+        chosen.latency_min or resolved.limits.chunk_min,
+        facts.stages(),
+    )
+    in_force.latency.start(resolved.limits, in_force.cut()[0])
+    if in_force.latency.active and facts.is_entry_rank(scheduler):
+        kept = None if chosen.model_file is None else ModelFile(chosen.model_file, facts.identity(scheduler))
+        learning = Learning(in_force.latency, in_force.outbox, kept)
+        in_force.listeners.append(learning.timed)
+        in_force.when_idle.append(learning.when_idle)
 
 
 def _resolve(scheduler: Any) -> effective.Effective:
@@ -172,6 +195,11 @@ def adopt(update: Update) -> None:
         [budget] = update.values
         in_force.limits = dataclasses.replace(in_force.limits, budget=budget)
         journal.record("budget", journal.APPLIED, f"{budget:,} token^2 from update {update.version} on")
+    elif update.kind == latency_learning.KIND:
+        coefficients, calibrating, reason = update.values
+        model = None if coefficients is None else latency.Model(*coefficients)
+        in_force.latency.adopt(calibration.Update(model, calibrating, reason))
+        journal.record("latency", journal.APPLIED if model or calibrating else journal.NOT_IN_USE, reason)
     elif update.kind == "degrade":
         in_force.degrade(str(update.values[0]))
 

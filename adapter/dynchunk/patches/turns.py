@@ -12,6 +12,7 @@ from typing import Any
 
 from dynchunk import in_force, journal
 from dynchunk.patches import facts
+from dynchunk.policy.latency import PIPELINE
 from dynchunk.policy.turns import Turn, Turns
 
 # Long prompts that are asked whether they fit whole on a cached prefix; each costs a walk of the prefix tree.
@@ -33,6 +34,9 @@ def take_turns(original: Any) -> Any:
 
     def _get_new_batch_prefill_raw(self: Any, prefill_delayer_single_pass: Any, running_batch: Any) -> Any:
         open_req = self.chunked_req
+        if in_force.latency.mode.kind == PIPELINE:
+            chunk = self.chunked_prefill_size
+            in_force.latency.long_waiting = sum(len(req.origin_input_ids) > chunk for req in self.waiting_queue)
         turn = _turn(self, running_batch)
         if turn is Turn.WAITING:
             batch, running_batch = _pass_for_waiting(self, original, prefill_delayer_single_pass, running_batch)

@@ -14,10 +14,14 @@ from dynchunk.policy.budget import SEQUENCE, Budget, end_aligned
 
 @dataclass(slots=True)
 class Load:
-    """A batch so far. rows: its new tokens. longest: its longest prefix, or prefix + new tokens, as the rule counts."""
+    """A batch so far. rows: its new tokens. longest: its longest prefix, or prefix + new tokens, as the rule counts.
+
+    ticks: what it takes by the latency model; 0 without one.
+    """
 
     rows: int = 0
     longest: int = 0
+    ticks: int = 0
 
     def add(self, limits: Budget, prefix_tokens: int, new_tokens: int, extra_rows: int = 0) -> None:
         """Take a request in. extra_rows: rows that run beside its new tokens (replays of a sliding window)."""

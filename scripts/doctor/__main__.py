@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from launcher import dotenv
+from launcher import address, dotenv, tables
 from scripts.doctor import examine, memory_rules, readings
 from scripts.doctor.verdict import GIB, Check, Level, fail
-
-STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "red", Level.NOT_CHECKED: "dim"}
 
 HELP = """Is this machine and this setting safe for long prompts?
 
@@ -35,9 +29,11 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     settings_file: Annotated[
-        Path | None, typer.Option("--env-file", help="Settings in a file; what is set in the environment comes first.")
+        Path | None, typer.Option("--env-file", help="Settings in a file, as for serve.", show_default=".env")
     ] = None,
-    url: Annotated[str, typer.Option(help="Where a server may run already. Default: HOST and PORT.")] = "",
+    url: Annotated[
+        str, typer.Option(help="Where a server may run already.", show_default="http://HOST:PORT of the settings")
+    ] = "",
     guard_gib: Annotated[
         float, typer.Option(min=0.0, help="The MemAvailable at which memguard aborts.")
     ] = memory_rules.GUARD_BYTES / GIB,
@@ -47,24 +43,23 @@ def doctor(
 ) -> None:
     """Check, print, exit."""
     try:
-        given = {name: value for name, value in os.environ.items() if value.strip()}
-        environ = {**(dotenv.load(settings_file, given) if settings_file else {}), **given}
-    except dotenv.DotenvError as error:
+        environ = dotenv.merged(os.environ, settings_file).environ
+        server, api_key = url.rstrip("/") or address.server_url(environ), address.api_key(environ)
+    except ValueError as error:  # SettingsError is one
         checks = [fail("settings", str(error), "")]
     else:
-        host = environ.get("HOST", "").strip()
-        where = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host  # noqa: S104 - compared, not bound
         checks = examine.examine(
             environ,
             readings.machine(),
-            url.rstrip("/") or f"http://{where}:{environ.get('PORT', '').strip() or 30_000}",
+            server,
+            api_key,
             guard_bytes=int(guard_gib * GIB),
             bytes_per_pair=bytes_per_pair,
         )
     if as_json:
         print(json.dumps(as_data(checks), indent=1))
     else:
-        show(checks, Console(width=None if sys.stdout.isatty() else 120))
+        show(checks)
     raise typer.Exit(1 if any(check.level is Level.FAIL for check in checks) else 0)
 
 
@@ -81,18 +76,11 @@ def as_data(checks: list[Check]) -> dict[str, object]:
     }
 
 
-def show(checks: list[Check], console: Console) -> None:
+def show(checks: list[Check]) -> None:
     """A table, and a line that sums it up."""
-    table = Table()
-    table.add_column("check")
-    table.add_column("", no_wrap=True)
-    table.add_column("what was found, and what to do", overflow="fold")
-    for check in checks:
-        text = check.reason + (f"\n-> {check.cure}" if check.cure else "")
-        table.add_row(check.name, f"[{STYLES[check.level]}]{check.level.value}", Text(text))
-    console.print(table)
-    counts = [f"{sum(c.level is level for c in checks)} {level.value}" for level in Level]
-    console.print(", ".join(counts), markup=False)
+    rows = [(c.name, c.level.value, c.reason + (f" -> {c.cure}" if c.cure else "")) for c in checks]
+    tables.show(("check", "", "what was found -> what to do"), [rows], title="DynChunk doctor")
+    print(", ".join(f"{sum(c.level is level for c in checks)} {level.value}" for level in Level))
 
 
 if __name__ == "__main__":

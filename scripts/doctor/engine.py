@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-import json
+import subprocess
+import sys
+from collections.abc import Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from dynchunk.patches import check, contracts
-from launcher import status
+from launcher import engine_python, serve, status
 from scripts.doctor.verdict import Check, fail, not_checked, ok, warn
 
 MOST_NAMED = 3
+_WHERE = "from importlib.util import find_spec; print(find_spec('sglang').submodule_search_locations[0])"
 
 
-def checks(*, in_container: bool) -> list[Check]:
-    """Package metadata and source text only: nothing of the engine is imported."""
-    try:
-        folder = check.engine_folder()
-    except LookupError as error:
+def checks(environ: Mapping[str, str], *, in_container: bool) -> list[Check]:
+    """Package metadata and source text only: nothing of the engine is imported. environ: that of `serve`."""
+    python, asked = engine_python.find(serve.engine_environ(environ))
+    if python is None:
+        missing = f"SGLang is in none of the Pythons here: {', '.join(asked)}"
         cure = "start from an SGLang image, or pip install -r requirements/engine.txt"
         if in_container:
-            return [fail("engine", str(error), cure)]
-        return [warn("engine", f"{error}; that is right where it runs in a container", f"run doctor there, or {cure}")]
-    found = check.engine_version(folder)
-    return [version(found), _contracts(check.problems_of(folder)), *_companions()]
+            return [fail("engine", missing, cure)]
+        return [
+            warn("engine", f"{missing}; that is right where it runs in a container", f"run doctor there, or {cure}")
+        ]
+    folder = engine_folder(python)
+    return [version(check.engine_version(folder)), _contracts(check.problems_of(folder)), *_companions(folder)]
+
+
+def engine_folder(python: str) -> Path:
+    """Where a Python that has SGLang finds it: the folder that holds `sglang/`."""
+    if python == sys.executable:
+        return check.engine_folder()
+    done = subprocess.run([python, "-c", _WHERE], capture_output=True, text=True, timeout=60, check=True)
+    return Path(done.stdout.splitlines()[-1]).parent
 
 
 def version(found: str) -> Check:
@@ -53,9 +67,9 @@ def _contracts(problems: list[str]) -> Check:
     )
 
 
-def _companions() -> list[Check]:
+def _companions(folder: Path) -> list[Check]:
     wanted = ("torch", "triton", "flashinfer-python")
-    found = [f"{name} {found.version}" for name in wanted for found in metadata.distributions(name=name)]
+    found = [f"{n} {found.version}" for n in wanted for found in metadata.distributions(name=n, path=[str(folder)])]
     return [ok("versions", ", ".join(found))] if found else []
 
 
@@ -63,8 +77,8 @@ def running(url: str, api_key: str | None) -> list[Check]:
     """What a server that runs at `url` says of its hooks; one line where none does."""
     name = "running server"
     try:
-        info = status.fetch(url, api_key)
-    except (status.StatusError, json.JSONDecodeError) as error:
+        info = status.fetch(url, api_key, ours=True)
+    except status.StatusError as error:
         return [not_checked(name, str(error))]
     states = status.dynchunk_states(info)
     if not states:

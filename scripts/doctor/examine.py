@@ -14,10 +14,16 @@ from scripts.image import prove_adapter
 
 
 def examine(
-    environ: Mapping[str, str], here: Machine, url: str, *, guard_bytes: int, bytes_per_pair: float
+    environ: Mapping[str, str],
+    here: Machine,
+    url: str,
+    api_key: str | None,
+    *,
+    guard_bytes: int,
+    bytes_per_pair: float,
 ) -> list[Check]:
-    """Every check on one look at the machine. url: where a server may run already."""
-    found = engine.checks(in_container=here.container is not None)
+    """Every check on one look at the machine. url, api_key: where a server may run already."""
+    found = engine.checks(environ, in_container=here.container is not None)
     if any(entry.endswith("adapter/boot") for entry in environ.get("PYTHONPATH", "").split(os.pathsep)):
         found.append(start_hook())
     setting, said = settings_checks.read(environ)
@@ -27,7 +33,7 @@ def examine(
     found += devices(here)
     found += memory(here, setting, guard_bytes, bytes_per_pair)
     found += around(here, guard_bytes)
-    return found + engine.running(url, environ.get("API_KEY"))
+    return found + engine.running(url, api_key)
 
 
 def start_hook() -> Check:
@@ -85,7 +91,8 @@ def headroom(here: Machine, setting: Setting | None, guard_bytes: int, bytes_per
     if setting is None or limits is None:
         return [not_checked(name, "there is no chunk size to go by")]
     launch = setting.launch
-    pairs = memory_rules.most_pairs(limits, launch.context_length)
+    # Under context parallelism each rank scores its share of the rows.
+    pairs = memory_rules.most_pairs(limits, launch.context_length) // setting.context_parallel
     needs = [(f"for a chunk ({pairs:,} token^2 x {bytes_per_pair:g} B)", int(pairs * bytes_per_pair))]
     share = launch.mem_fraction_static
     available = here.meminfo["MemAvailable"]

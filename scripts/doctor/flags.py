@@ -1,18 +1,15 @@
-"""Reading the engine's flags off a command line, as its argparse would. Text only."""
+"""The engine's flags off its command line, under all their names. Text only."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from launcher.flags import could_mean, name_of, value_of
+
 
 def value(words: Sequence[str], *names: str) -> str | None:
-    """The value of a flag under any of its names: the last one counts; None where it is not given."""
-    found = None
-    for index, word in enumerate(words):
-        name, separator, rest = word.partition("=")
-        if name in names:
-            found = rest if separator else words[index + 1] if index + 1 < len(words) else None
-    return found
+    """The value of a flag under the first of its names that is given; None without any."""
+    return next((found for name in names if (found := value_of(words, name)) is not None), None)
 
 
 def number(words: Sequence[str], *names: str) -> float | None:
@@ -32,4 +29,4 @@ def whole(words: Sequence[str], *names: str) -> int | None:
 
 def given(words: Sequence[str], *names: str) -> bool:
     """Whether a flag without a value is there."""
-    return any(word in names for word in words)
+    return any(could_mean(name_of(word), names) for word in words)

@@ -47,6 +47,13 @@ class Setting:
         return flags.whole(self.words, "--dp-size", "--data-parallel-size") or 1
 
     @property
+    def context_parallel(self) -> int:
+        """Ranks that share the rows of a prefill; 1 without context parallelism."""
+        if not flags.given(self.words, "--enable-prefill-cp"):
+            return 1
+        return flags.whole(self.words, "--attn-cp-size", "--attention-context-parallel-size") or 1
+
+    @property
     def chunk(self) -> int:
         """The engine's chunk size on each rank."""
         return self.launch.chunked_prefill_size // max(self.dp_attention, 1)
@@ -138,9 +145,8 @@ def checks(setting: Setting, environ: Mapping[str, str], capabilities: list[str]
     algorithm = flags.value(words, "--speculative-algorithm")
     if algorithm and flags.given(words, "--enable-mixed-chunk"):
         found.append(chunk_rules.mixed_with_speculation(algorithm))
-    cp_size = flags.whole(words, "--attn-cp-size", "--attention-context-parallel-size") or 1
-    if flags.given(words, "--enable-prefill-cp") and cp_size > 1:
-        found.append(chunk_rules.context_parallel(setting.settings.chunk_min, cp_size))
+    if setting.context_parallel > 1:
+        found.append(chunk_rules.context_parallel(setting.settings.chunk_min, setting.context_parallel))
     return found + _alignment(setting, environ)
 
 

@@ -127,7 +127,7 @@ def test_a_running_server(httpserver: HTTPServer) -> None:
 
 
 def test_the_table_for_people() -> None:
-    """Every check has a line, cures behind an arrow, and the last line counts them."""
+    """Every check has a line, the cure behind an arrow, and the last line counts them."""
     done = doctor(MODEL_PATH="/m", MAX_RUNNING_REQUESTS="2", PP_SIZE="4")
     assert done.returncode == 1
     assert "-> MAX_RUNNING_REQUESTS=4 or more" in done.stdout
@@ -144,7 +144,8 @@ def test_neither_torch_nor_the_engine_is_imported() -> None:
     code = (
         "import os, sys\n"
         "from scripts.doctor import examine, readings\n"
-        "examine.examine(os.environ, readings.machine(0), 'http://127.0.0.1:1', guard_bytes=0, bytes_per_pair=1)\n"
+        "here, nowhere = readings.machine(0), 'http://127.0.0.1:1'\n"
+        "examine.examine(os.environ, here, nowhere, None, guard_bytes=0, bytes_per_pair=1)\n"
         "print([name for name in ('torch', 'sglang', 'numpy', 'transformers') if name in sys.modules])\n"
     )
     done = run_python(code, path=(ROOT / "adapter", ROOT), MODEL_PATH="/m")

@@ -126,12 +126,14 @@ def test_a_threshold_without_a_fraction() -> None:
 
 
 def test_flags_are_read_as_argparse_would() -> None:
-    """Both spellings, the last one counts; a value that is missing or no number is none."""
-    words = ["--dp-size", "2", "--dp-size=4", "--enable-dp-attention", "--swa-full-tokens-ratio", "x", "--last"]
+    """Both spellings, other names and unique beginnings; the last one counts; what is no number is none."""
+    words = ["--dp-size", "2", "--dp-size=4", "--enable-dp-att", "--swa-full-tokens-ratio", "x"]
     assert flags.whole(words, "--dp-size", "--data-parallel-size") == 4
+    assert flags.whole(["--data-parallel-size", "8"], "--dp-size", "--data-parallel-size") == 8
     assert flags.given(words, "--enable-dp-attention")
+    assert not flags.given(words, "--enable-mixed-chunk")
     assert flags.number(words, "--swa-full-tokens-ratio") is None
-    assert flags.value(words, "--last") is None
+    assert flags.value(words, "--page-size") is None
 
 
 def test_the_largest_chunk_in_pairs() -> None:

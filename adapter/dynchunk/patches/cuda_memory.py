@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from dynchunk import journal, settings
 from dynchunk.patches.cuda_device import CudaDevice
 from dynchunk.policy import auto_budget
+
+_ASK = "_accelerator_getAllocatorSettings"
 
 
 class CudaMemory(CudaDevice):
@@ -41,3 +44,16 @@ class CudaMemory(CudaDevice):
     def _counter(self, name: str, which: str) -> int:
         # The nested form: flattening all counters costs more than reading them.
         return int(torch.cuda.memory_stats_as_nested_dict(self.index)[name]["all"][which])
+
+
+def record_memory_fraction() -> None:
+    """Note whether torch runs under DYNCHUNK_MEMORY_FRACTION: `serve` hands it over, another start does not."""
+    wanted = settings.current().memory_fraction
+    if wanted is None:
+        return
+    in_force = torch._C._accelerator_getAllocatorSettings() if hasattr(torch._C, _ASK) else ""
+    if f"per_process_memory_fraction:{wanted:g}" in in_force:
+        journal.record("memory_fraction", journal.APPLIED, in_force)
+    else:
+        detail = f"only ./dynchunk serve hands it to torch, which runs under {in_force!r}"
+        journal.record("memory_fraction", journal.NOT_IN_USE, detail)

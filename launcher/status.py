@@ -11,7 +11,7 @@ import httpx
 from launcher import address, tables
 
 TIMEOUT_S = 30
-_LOGIN = re.compile(r"//.*@")
+_LOGIN = re.compile(r"^(\w+://)?.*@", re.DOTALL)
 
 
 class StatusError(Exception):
@@ -37,7 +37,7 @@ def change_budget(url: str, api_key: str | None, budget: int, *, ours: bool = Fa
 
 def shown(url: str) -> str:
     """A server's URL without the name and password in it."""
-    return tables.printable(address.shortened(_LOGIN.sub("//***@", url)))
+    return tables.printable(address.shortened(_LOGIN.sub(r"\1***@", url)))
 
 
 def _ask(method: str, url: str, path: str, api_key: str | None, body: Any = None, *, ours: bool) -> Any:
@@ -52,8 +52,11 @@ def _ask(method: str, url: str, path: str, api_key: str | None, body: Any = None
         whole = httpx.URL(url + path)
         direct = ours or is_loopback(whole.host)
         response = httpx.request(method, whole, headers=headers, json=body, timeout=TIMEOUT_S, trust_env=not direct)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        why = _LOGIN.sub("//***@", str(error)) or type(error).__name__
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol, ValueError) as error:
+        # Without the library's own words, which quote parts of it.
+        raise StatusError(f"{named} is not an address like http://127.0.0.1:30000") from error
+    except httpx.HTTPError as error:
+        why = tables.printable(error) or type(error).__name__
         raise StatusError(f"no answer from {named}: {why}; is the server up?") from error
     if response.status_code in (401, 403):
         raise StatusError(f"{named} refused the key; set API_KEY to the server's key")

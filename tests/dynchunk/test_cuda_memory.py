@@ -1,4 +1,4 @@
-"""The CUDA calls behind priming and measuring. There is no device here: the counters are faked, torch's names are not."""
+"""The CUDA calls behind priming and measuring. Without a device the counters are faked; the names are torch's own."""
 
 from __future__ import annotations
 

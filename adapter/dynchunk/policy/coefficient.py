@@ -93,7 +93,9 @@ def fit(forwards: Iterable[Forward]) -> Fit:
     sizes = len({rows for _, _, rows in points})
     missing = _missing(points, sizes)
     if missing:
-        return Fit(UNKNOWN, len(points), sizes, missing=missing)
+        return Fit(
+            UNKNOWN, len(points), sizes, highest_bytes=max((y for _, y, _ in points), default=0), missing=missing
+        )
     xs, ys = _binned(points)
     slope, base = _line(xs, ys)
     tolerance = max(GROWTH_WORTH_A_WORD_BYTES, LINE_TOLERANCE * max(ys))
@@ -120,9 +122,9 @@ def fit(forwards: Iterable[Forward]) -> Fit:
 
 def _missing(points: Sequence[tuple[int, int, int]], sizes: int) -> str:
     if sizes < CHUNK_SIZES_WANTED:
-        return f"{sizes} chunk sizes seen, {CHUNK_SIZES_WANTED} wanted"
+        return f"chunk sizes seen: {sizes}, wanted: {CHUNK_SIZES_WANTED}"
     if len(points) < FORWARDS_WANTED:
-        return f"{len(points)} forwards seen, {FORWARDS_WANTED} wanted"
+        return f"forwards seen: {len(points)}, wanted: {FORWARDS_WANTED}"
     if points[-1][0] < SPREAD_WANTED * points[0][0] or len(_binned(points)[0]) < BINS_WANTED:
         return f"rows x keys lies between {points[0][0]:,} and {points[-1][0]:,}, too close for a line"
     return ""

@@ -68,7 +68,7 @@ def test_two_chunk_sizes_are_not_enough() -> None:
     forwards = [Forward(r, k, 14 * r * k) for r in (1024, 2048) for k in range(2048, 100_000, 2048)]
     found = fit(forwards)
     assert not found.trusted
-    assert "2 chunk sizes seen, 3 wanted" in found.in_words()
+    assert "chunk sizes seen: 2, wanted: 3" in found.in_words()
     assert fit([*forwards, Forward(512, 50_000, 14 * 512 * 50_000)]).trusted
 
 

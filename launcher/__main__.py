@@ -166,6 +166,26 @@ def doctor(context: typer.Context) -> None:
 
 
 @app.command(context_settings=PASS_ON, add_help_option=False)
+def plan(context: typer.Context) -> None:
+    """What will this setting cost? Chunks, memory and time of a prompt, before anything is started."""
+    from launcher import plan_command
+
+    plan_command.main(context.args)
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def top(context: typer.Context) -> None:
+    """Watch the running server: the long prefill in flight, chunks, the budget, memory, requests."""
+    _become("scripts.top", context, os.environ)
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
+def collect(context: typer.Context) -> None:
+    """Write an archive to send with a report of a problem, without keys and passwords."""
+    _become("scripts.collect", context, os.environ)
+
+
+@app.command(context_settings=PASS_ON, add_help_option=False)
 def memguard(context: typer.Context) -> None:
     """Ramp long prompts against the running server, watch memory, abort in time, write a report."""
     try:

@@ -1,0 +1,140 @@
+"""`./dynchunk plan`: the command line of plan."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dynchunk.policy import paths
+from dynchunk.settings import SettingsError
+from launcher import dotenv
+from launcher.plan_inputs import GIB, Flags, Inputs, read
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+def _option(text: str, *names: str, least: float | None = None) -> object:
+    return typer.Option(*names, help=text, show_default=False, min=least)
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command; it ends the process."""
+    app(arguments, prog_name="dynchunk plan")
+
+
+@app.command()
+def plan(
+    *,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Tokens of a prompt: 128k, 1M. More than once for several.")
+    ] = None,
+    cached: Annotated[str, _option("Tokens of it that are cached already.")] = "",
+    budget: Annotated[str, _option("token^2, as DYNCHUNK_BUDGET.")] = "",
+    rule: Annotated[str, _option("prefix or sequence, as DYNCHUNK_RULE.")] = "",
+    page: Annotated[str, _option("Tokens, as DYNCHUNK_PAGE.")] = "",
+    least: Annotated[str, _option("The smallest chunk, as DYNCHUNK_CHUNK_MIN.", "--min")] = "",
+    most: Annotated[
+        str, _option("The largest chunk, as DYNCHUNK_CHUNK_MAX; above CHUNKED_PREFILL_SIZE, that too.", "--max")
+    ] = "",
+    latency: Annotated[str, _option("off, equal, pipeline or a time such as 200ms, as DYNCHUNK_LATENCY.")] = "",
+    model: Annotated[str, _option("Coefficients in ms and tokens: a=..,b=..,c=..,gamma=..")] = "",
+    base: Annotated[str, _option("With equal: the first chunk, which the others take as long as.")] = "",
+    align: Annotated[str, _option("Chunks that latency sizes are multiples of this, or of the page.")] = "",
+    pp: Annotated[str, _option("Pipeline stages, as PP_SIZE.")] = "",
+    rates: Annotated[str, _option("Without a model: measured tokens/s by chunk, 256=389,1024=594.")] = "",
+    path: Annotated[str, _option(f"The engine's attention path: {', '.join(paths.PATHS)}.")] = "",
+    bytes_each: Annotated[float | None, _option("Measured bytes for each row and key, instead.", "--bytes")] = None,
+    report: Annotated[Path | None, _option("A memguard report with a measured coefficient, instead.")] = None,
+    score_mib: Annotated[str, _option("Limit of the score buffers, as DYNCHUNK_INDEXER_SCORE_MIB; 0: none.")] = "",
+    headroom: Annotated[float | None, _option("GiB that are free: say whether it fits.", least=0.0)] = None,
+    max_budget_for: Annotated[
+        float | None, _option("GiB that are free: find the budget that fits, and plan it.", least=0.0)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The plan as data.")] = False,
+    plot: Annotated[Path | None, _option("Draw chunk, transient and time against the prefix: FILE.png.")] = None,
+    env_file: Annotated[Path | None, _option("Settings in a file; the environment comes first.", "--env-file")] = None,
+) -> None:
+    """What will this setting cost? The chunks of a prompt, their memory and time, before anything is started.
+
+    What is not given comes from the environment and .env, as for serve. Nothing is measured: memory follows from the
+    engine's path or from --bytes, time from --model or --rates.
+    """
+    flags = Flags(
+        budget,
+        rule,
+        page,
+        least,
+        most,
+        pp,
+        score_mib,
+        latency,
+        prompt or (),
+        cached,
+        align,
+        base,
+        model,
+        rates,
+        path,
+        bytes_each,
+        report,
+    )
+    try:
+        inputs = read(flags, dotenv.merged(os.environ, env_file).environ)
+        solved = None
+        if max_budget_for is not None:
+            inputs = _with_budget_for(inputs, max_budget_for)
+            solved = inputs.resolved.limits.budget
+    except SettingsError as error:
+        print(f"dynchunk plan: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
+    free = headroom if headroom is not None else max_budget_for
+    _publish(inputs, solved, None if free is None else round(free * GIB), as_json=as_json, plot=plot)
+
+
+def _with_budget_for(inputs: Inputs, gib: float) -> Inputs:
+    """The inputs with the largest budget that fits. Raises SettingsError where none does."""
+    from launcher import plan as planning
+
+    if inputs.cost is None:
+        raise SettingsError(["--max-budget-for needs --path, --bytes or --report: what a row and key costs"])
+    found = planning.budget_for(inputs, round(gib * GIB))
+    if found is None:
+        limits = inputs.resolved.limits
+        problem = (
+            f"--max-budget-for {gib:g}: even chunks of {limits.chunk_min:,} hold more than that on a prompt of "
+            f"{max(inputs.prompts):,} tokens; lower DYNCHUNK_CHUNK_MIN or CONTEXT_LENGTH, or free memory"
+        )
+        raise SettingsError([problem])
+    return planning.with_budget(inputs, found)
+
+
+def _publish(inputs: Inputs, solved: int | None, free_bytes: int | None, *, as_json: bool, plot: Path | None) -> None:
+    from launcher import plan as planning
+    from launcher import plan_report
+
+    plans = [planning.plan(inputs, prompt) for prompt in inputs.prompts]
+    if plot is not None:
+        try:
+            plan_report.draw(max(plans, key=lambda one: one.prompt), plot)
+        except (OSError, ValueError) as error:
+            print(f"dynchunk plan: --plot {plot}: {error}", file=sys.stderr)
+            raise typer.Exit(2) from error
+    if as_json:
+        found = [planning.as_data(inputs, one) | ({} if solved is None else {"max_budget": solved}) for one in plans]
+        print(json.dumps(found[0] if len(found) == 1 else found))
+        return
+    if solved is not None:
+        print(f"budget: {solved:,} token^2 fit; DYNCHUNK_BUDGET={solved / 1e6:g}M")
+    print(inputs.resolved.describe())
+    for note in inputs.notes:
+        print(f"note: {note}")
+    for one in plans:
+        print()
+        plan_report.show(inputs, one, free_bytes)
+    if plot is not None:
+        print(f"drawn: {plot}")

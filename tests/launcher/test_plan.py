@@ -1,0 +1,286 @@
+"""`./dynchunk plan`: what it counts, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynchunk.policy import latency
+from tests.launcher.conftest import dynchunk
+
+# ROCm/ATOM pull request 2007 and its guide: Kimi-K2.5-MXFP4, pipeline of 4, prompts of 131,072 tokens, one at a time.
+KIMI = ("--model", "a=3.25e-07,b=6.03e-03,c=26.1,gamma=5.39e-04")
+PROMPT = ("--prompt", "131072")
+AMPLE = ("--budget", "1e15")
+
+
+def planned(*words: str, **environ: str) -> dict[str, Any]:
+    done = dynchunk("plan", "--json", *words, **environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_shape_of_the_data() -> None:
+    """Chunks, bands and totals as documented; bands are the chunks, and null stands for what is not known."""
+    data = planned("--prompt", "200k")
+    assert {"chunks", "bands", "total_ms", "makespan_ms", "floor_exceeds_budget_from"} <= data.keys()
+    assert data["total_ms"] is data["makespan_ms"] is data["floor_exceeds_budget_from"] is None
+    assert all(set(one) == {"prefix", "tokens", "transient_bytes", "ms"} for one in data["chunks"])
+    assert all(one["transient_bytes"] is one["ms"] is None for one in data["chunks"])
+    prefix = 0
+    for one in data["chunks"]:
+        assert one["prefix"] == prefix
+        prefix += one["tokens"]
+    assert prefix == 200_000
+    assert sum(band["chunks"] for band in data["bands"]) == len(data["chunks"])
+    assert sum(band["chunks"] * band["tokens"] for band in data["bands"]) == 200_000
+
+
+def test_the_ladder_of_a_known_budget() -> None:
+    """In pages of 256, the sizes that 2.0e8 gives at known prefixes."""
+    data = planned("--budget", "2e8", "--page", "256", "--prompt", "1M")
+    sizes = {one["prefix"]: one["tokens"] for one in data["chunks"]}
+    assert sizes[0] == sizes[96_256] == 2048
+    assert sizes[98_304] == 1792
+    assert data["floor_exceeds_budget_from"] == 781_251
+    assert data["chunks"][-1]["tokens"] < 256
+
+
+@pytest.mark.parametrize(("size", "measured_ms"), [(16_384, 11_459), (8192, 10_121)])
+def test_against_published_measurements(size: int, measured_ms: float) -> None:
+    """Fixed chunks on four stages are within 6 % of what was measured."""
+    data = planned(*KIMI, *PROMPT, *AMPLE, "--pp", "4", "--max", str(size))
+    assert {one["tokens"] for one in data["chunks"]} == {size}
+    assert data["makespan_ms"] == pytest.approx(measured_ms, rel=0.06)
+    assert data["total_ms"] == pytest.approx(sum(one["ms"] for one in data["chunks"]))
+
+
+def test_times_are_given_in_every_mode() -> None:
+    """A model gives times whatever chunks are sized for, and `pipeline` is through first."""
+    shared = (*KIMI, *PROMPT, *AMPLE, "--pp", "4", "--max", "32768")
+    spans = {mode: planned(*shared, "--latency", mode)["makespan_ms"] for mode in ("off", "equal", "pipeline", "300ms")}
+    assert all(spans.values())
+    assert min(spans, key=spans.__getitem__) == "pipeline"
+
+
+def test_equal_takes_equal_time() -> None:
+    """The published ladder: 13 chunks of 572 ms, the last one shorter."""
+    data = planned(*KIMI, *PROMPT, *AMPLE, "--max", "32768", "--min", "4096", "--latency", "equal")
+    assert [one["tokens"] for one in data["chunks"]][:6] == [32_768, 16_192, 12_416, 10_368, 9088, 8192]
+    assert len(data["chunks"]) == 13
+    assert all(one["ms"] == pytest.approx(572, rel=0.01) for one in data["chunks"][:-1])
+
+
+def test_the_worked_example() -> None:
+    """First 2,048, then what takes as long: 896. Beyond 67,788 nothing can, and chunks are fixed again."""
+    model = ("--model", "a=2.5e-5,b=0.015,c=3,gamma=0.002")
+    words = ("--base", "2048", "--align", "64", "--min", "64", "--latency", "equal", "--prompt", "80000")
+    data = planned(*model, *words, "--budget", "1e12")
+    assert [one["tokens"] for one in data["chunks"][:2]] == [2048, 896]
+    assert all(one["tokens"] == 2048 for one in data["chunks"] if 67_788 < one["prefix"] < 77_000)
+
+
+def test_a_promised_time_is_kept() -> None:
+    """No chunk above the floor takes longer than the time that was asked for."""
+    data = planned(*KIMI, *PROMPT, *AMPLE, "--max", "32768", "--latency", "200ms")
+    assert all(one["ms"] <= 200 for one in data["chunks"] if one["tokens"] > 256)
+    assert max(one["ms"] for one in data["chunks"]) > 190
+
+
+def test_memory_and_latency_both_count() -> None:
+    """The smaller of both runs: memory is used up in some chunks, the time in others, and neither is exceeded."""
+    chunks = planned(*KIMI, "--max", "16384", "--prompt", "200k", "--latency", "214ms")["chunks"]
+    products, times = [one["tokens"] * one["prefix"] for one in chunks], [one["ms"] for one in chunks]
+    assert 1.97e8 < max(products) <= 2e8
+    assert 210 < max(times) <= 214
+    assert any(one["tokens"] * one["prefix"] < 1.8e8 and one["ms"] > 212 for one in chunks[1:])
+
+
+def test_the_environment_of_serve_counts() -> None:
+    """What is not a flag comes from the variables that serve reads; a flag wins."""
+    environ = {
+        "DYNCHUNK_BUDGET": "1e8",
+        "CHUNKED_PREFILL_SIZE": "4096",
+        "CONTEXT_LENGTH": "100000",
+        "PP_SIZE": "2",
+        "DYNCHUNK_RULE": "sequence",
+        "MODEL_PATH": "",
+    }
+    data = planned(**environ)
+    assert data["prompt_tokens"] == 100_000
+    assert data["budget"] == 100_000_000
+    assert data["stages"] == 2
+    assert data["chunks"][0]["tokens"] == 4096
+    assert all(one["tokens"] * (one["prefix"] + one["tokens"]) <= 1e8 for one in data["chunks"])
+    assert planned("--budget", "5e7", **environ)["budget"] == 50_000_000
+
+
+def test_a_larger_chunk_than_the_environment_says() -> None:
+    """--max above CHUNKED_PREFILL_SIZE plans with both raised."""
+    assert planned("--max", "8192", *AMPLE, "--prompt", "20k")["chunks"][0]["tokens"] == 8192
+
+
+def test_a_saved_model_counts(tmp_path: Path) -> None:
+    """DYNCHUNK_MODEL_FILE gives the times where a model has been learned; nothing where it has not."""
+    kept = tmp_path / "model.json"
+    model = latency.from_ms(a=1e-6, b=0.01, c=5, gamma=0)
+    kept.write_text(json.dumps({"belongs_to": {}, "ticks": vars(model)}))
+    assert planned("--prompt", "10k", DYNCHUNK_MODEL_FILE=str(kept))["chunks"][0]["ms"] == pytest.approx(29.674304)
+    kept.write_text("{}")
+    assert planned("--prompt", "10k", DYNCHUNK_MODEL_FILE=str(kept))["total_ms"] is None
+
+
+def test_a_mode_without_its_model() -> None:
+    """In the environment it is left out and said; as a flag it is an error."""
+    done = dynchunk("plan", "--prompt", "10k", DYNCHUNK_LATENCY="equal")
+    assert done.returncode == 0
+    assert "note: DYNCHUNK_LATENCY=equal is left out" in done.stdout
+    done = dynchunk("plan", "--latency", "equal")
+    assert done.returncode == 2
+    assert "--model a=..,b=..,c=..,gamma=.." in done.stderr
+
+
+def test_memory_by_path() -> None:
+    """The dense path of V4.1 before tiling: 16,384 rows at 487,936 tokens do not fit into 50 GB."""
+    words = ["--path", "v41-dense", *AMPLE, "--min", "16384", "--max", "16384"]
+    words += ["--cached", "471552", "--prompt", "487936"]
+    assert planned(*words)["chunks"][0]["transient_bytes"] == 6 * 16_384 * 487_936
+    shown = dynchunk("plan", *words, "--headroom", "46.57").stdout
+    assert "logits 29.78 GiB, mask 7.45 GiB" in shown
+    assert "will not fit into 46.57 GiB" in shown
+    assert "fits into 80.00 GiB" in dynchunk("plan", *words, "--headroom", "80").stdout
+
+
+def test_memory_measured(tmp_path: Path) -> None:
+    """Measured bytes count instead of the path's, given or from a report."""
+    words = ("--prompt", "2048", "--path", "v4")
+    assert planned(*words, "--bytes", "12.5")["chunks"][0]["transient_bytes"] == 12.5 * 2048 * 2048
+    report = tmp_path / "run.json"
+    fit = {"kind": "line", "bytes_per_pair": 10.0, "base_bytes": 1000}
+    report.write_text(json.dumps({"coefficient": fit}))
+    assert planned(*words, "--report", str(report))["chunks"][0]["transient_bytes"] == 10 * 2048 * 2048 + 1000
+    report.write_text(json.dumps({"coefficient": fit | {"kind": "steps"}}))
+    assert "follows no line (steps)" in dynchunk("plan", "--report", str(report)).stderr
+    assert "no measured coefficient" in dynchunk("plan", "--report", str(tmp_path / "none.json")).stderr
+
+
+def test_the_budget_that_fits() -> None:
+    """The plan with it stays within 85 % of the headroom, and one with a hundredth more does not."""
+    words = ("--path", "v41-dev", "--prompt", "500k")
+    data = planned(*words, "--max-budget-for", "2.7")
+    usable = 2.7 * 2**30 * 0.85
+    assert data["max_budget"] == data["budget"]
+    assert 1.5e8 < data["max_budget"] < 2e8
+    assert data["peak_transient_bytes"] <= usable
+    more = str(int(data["max_budget"] * 1.02))
+    assert planned(*words, "--budget", more)["peak_transient_bytes"] > usable
+
+
+def test_no_budget_fits() -> None:
+    """Where the smallest chunks are too large already, it says which and what to do."""
+    done = dynchunk("plan", "--path", "v41-dev", "--max-budget-for", "0.01")
+    assert done.returncode == 2
+    assert "chunks of 256" in done.stderr
+    assert "DYNCHUNK_CHUNK_MIN" in done.stderr
+
+
+def test_the_price_of_a_fixed_chunk() -> None:
+    """The fixed chunk with the same peak is found, and needs longer."""
+    data = planned(*KIMI, "--path", "v41-dev", "--prompt", "400k")
+    other = data["fixed_with_same_peak"]
+    assert other["tokens"] == 448
+    assert other["chunks"] == -(-400_000 // 448)
+    assert other["total_ms"] > data["total_ms"]
+
+
+def test_measured_rates() -> None:
+    """389 tokens/s at 256 and 594 at 1,024: a chunk of 256 has 0.65 of the rate, sizes between lie on a line."""
+    data = planned("--rates", "256=389,1024=594", "--max", "1024", "--prompt", "600k")
+    each = {one["tokens"]: one["ms"] for one in data["chunks"]}
+    assert each[1024] == pytest.approx(1024 / 594 * 1000)
+    assert each[256] == pytest.approx(256 / 389 * 1000)
+    assert each[640] == pytest.approx((each[256] + each[1024]) / 2)
+    assert (256 / each[256]) / (1024 / each[1024]) == pytest.approx(0.65, abs=0.01)
+    alone = planned("--rates", "1024=500", "--max", "1024", "--prompt", "2048")
+    assert alone["total_ms"] == pytest.approx(2048 / 500 * 1000)
+
+
+def test_several_prompts() -> None:
+    """Each has its plan."""
+    done = dynchunk("plan", "--json", "--prompt", "10k", "--prompt", "20k")
+    assert [one["prompt_tokens"] for one in json.loads(done.stdout)] == [10_000, 20_000]
+    shown = dynchunk("plan", "--prompt", "10k", "--prompt", "20k").stdout
+    assert len(re.findall(r"^a prompt of", shown, re.MULTILINE)) == 2
+
+
+def test_for_people() -> None:
+    """A table that can be read at any length, and a sentence for each conclusion."""
+    shown = dynchunk("plan", "--prompt", "1M", "--path", "v41-dev", "--pp", "4", *KIMI).stdout
+    table = shown.partition("\nmemory:")[0].splitlines()
+    assert len(table) <= 30
+    assert "prefix" in shown
+    for sentence in (
+        "memory: at most 3.46 GiB",
+        "until the last one leaves the last of 4 stages",
+        "floor: from prefix 781,251 on",
+        "times as long",
+    ):
+        assert sentence in shown
+
+
+def test_the_drawing(tmp_path: Path) -> None:
+    """A PNG is written, of what is known."""
+    file = tmp_path / "plan.png"
+    done = dynchunk("plan", "--prompt", "300k", "--path", "v4", *KIMI, "--plot", str(file))
+    assert done.returncode == 0, done.stderr
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert f"drawn: {file}" in done.stdout
+    done = dynchunk("plan", "--plot", str(tmp_path / "no" / "plan.png"))
+    assert done.returncode == 2
+    assert "--plot" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--budget", "lots"), "DYNCHUNK_BUDGET='lots': not a number"),
+        (("--prompt", "0"), "--prompt '0': not from 1"),
+        (("--latency", "fast"), "not off, equal, pipeline or a time"),
+        (("--page", "4352", "--max", "2048"), "a page of 4,352 tokens is larger than the largest chunk"),
+        (("--model", "b=1"), "a is missing"),
+        (("--model", "a=1,d=1"), "'d' is no coefficient"),
+        (("--model", "a=one"), "not NAME=NUMBER"),
+        (("--model", "a=-1"), "a above 0"),
+        (("--model", "a=1,b=nan"), "NaN"),
+        (("--rates", "256=0"), "not a rate"),
+        (("--path", "warp"), "no such path; accepted: v41-dense"),
+        (("--bytes", "-1"), "not bytes for a row and key"),
+        (("--cached", "5000", "--prompt", "4000"), "leaves nothing to compute"),
+        (("--max-budget-for", "2"), "needs --path, --bytes or --report"),
+        (("--env-file", "/none/such"), "there is no such file"),
+    ],
+)
+def test_what_is_refused(words: tuple[str, ...], message: str) -> None:
+    """Exit code 2, and a message that names the flag, the value and what is accepted."""
+    done = dynchunk("plan", *words, env_file="")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == ""
+
+
+def test_all_problems_at_once() -> None:
+    """Several mistakes are said in one message."""
+    stderr = dynchunk("plan", "--budget", "x", "--prompt", "y", "--path", "z").stderr
+    for flag in ("DYNCHUNK_BUDGET", "--prompt", "--path"):
+        assert flag in stderr
+
+
+def test_off_is_planned_as_well() -> None:
+    """Who has DynChunk turned off can see what it would do."""
+    assert planned("--prompt", "10k", DYNCHUNK_MODE="off")["chunks"][0]["tokens"] == 2048

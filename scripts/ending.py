@@ -6,10 +6,16 @@ whoever uses this sees to it that what follows takes a bounded time.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import subprocess
+import threading
+from collections.abc import Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_S = 20.0  # for a process to end by itself
 
 
 def end_once() -> None:
@@ -20,6 +26,44 @@ def end_once() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _first)
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """The signals wait until the block is over: a process that is just being started must not be lost sight of."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
+    came: list[int] = []
+    for number in handlers:
+        signal.signal(number, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all it started, if it was started in a session of its own. SIGTERM, then SIGKILL.
+
+    Being interrupted only takes the patience away.
+    """
+    try:
+        _signal_session(process, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=STOP_S)
+    finally:
+        _signal_session(process, signal.SIGKILL)
+        process.wait()
+
+
+def _signal_session(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
 
 
 def _first(_number: int, _frame: FrameType | None) -> None:

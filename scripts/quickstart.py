@@ -23,7 +23,7 @@ import psutil
 import typer
 
 from scripts import reference
-from scripts.ending import end_once
+from scripts.ending import end_once, undisturbed
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVE = (ROOT / "dynchunk", "serve")
@@ -63,7 +63,8 @@ def main(
     step("writing the tiny model")
     reference.make_model()
     report = _new_report_folder()
-    ramp = ["--sizes", sizes, "--headroom-gib", str(headroom_gib)]
+    # The guard shall be seen tripping, also where the sizes before tell that it will.
+    ramp = ["--sizes", sizes, "--headroom-gib", str(headroom_gib), "--past-projection"]
     codes = {}
     for number, arm in enumerate(ARMS, start=1):
         step(f"run {number} of {len(ARMS)}: {arm.story}")
@@ -93,21 +94,24 @@ def step(what: str) -> None:
 def _memguard(*arguments: str) -> int:
     """Run memguard to its end -> its exit code. Interrupted, it gets the time to write down what it has."""
     environ = reference.outer_environ() | {"PYTHONPATH": os.pathsep.join((str(ROOT / "adapter"), str(ROOT)))}
-    # In a session of its own: Ctrl-C comes to this process alone, which hands it on.
-    process = subprocess.Popen(
-        [sys.executable, "-m", "scripts.verify.memguard", *arguments], env=environ, cwd=ROOT, start_new_session=True
-    )
+    command = [sys.executable, "-m", "scripts.verify.memguard", *arguments]
+    process = None
     try:
+        # In a session of its own: Ctrl-C comes to this process alone, which hands it on.
+        with undisturbed():
+            process = subprocess.Popen(command, env=environ, cwd=ROOT, start_new_session=True)
         return process.wait()
     except KeyboardInterrupt:
         step("interrupted: memguard writes what it has, then the engine ends (up to a minute)")
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=MEMGUARD_ENDS_S)
+        if process is not None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=MEMGUARD_ENDS_S)
         raise
     finally:
-        process.kill()
-        process.wait()
+        if process is not None:
+            process.kill()
+            process.wait()
 
 
 def _enough_memory(headroom_gib: float) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from typing import Any
 
 import httpx
 
+from scripts.ending import stop, undisturbed
+
 ROOT = Path(__file__).resolve().parent.parent
 BOOT = ROOT / "adapter" / "boot"
 REFERENCE = ROOT / "docker-images" / "cpu-reference"
@@ -25,7 +26,6 @@ PLUGIN = REFERENCE / "plugin"
 # Relative to the checkout, as everything that ends up in a report: whose folder it lies in is nobody's business.
 MODEL = Path(".cache", "reference-model")
 START_TIMEOUT_S = 400  # two ranks boot in half a minute on two idle cores; not every machine is idle
-STOP_S = 20.0  # for an engine to end by itself
 FLAGS = (
     "--device cpu --skip-server-warmup --page-size 64 --context-length 131072 --max-total-tokens 140000 "
     "--max-running-requests 16 --random-seed 1"
@@ -178,17 +178,19 @@ def running(
     port: int,
 ) -> Iterator[Server]:
     """Run a command that serves on `port`; wait until it is healthy; in the end stop every process of it."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=environ, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-        )
+    process = None
     try:
+        with log.open("wb") as output, undisturbed():
+            process = subprocess.Popen(
+                command, env=environ, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            )
         server = Server(f"http://127.0.0.1:{port}", process, log, trace)
         with server.client:
             wait_until_healthy(server)
             yield server
     finally:
-        stop(process)
+        if process is not None:
+            stop(process)
 
 
 def wait_until_healthy(server: Server, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -203,22 +205,6 @@ def wait_until_healthy(server: Server, timeout_s: float = START_TIMEOUT_S) -> No
         if time.monotonic() > deadline:
             raise EngineEndedError(f"the engine was not ready in {timeout_s:.0f} s:\n{tail(server.log)}")
         time.sleep(0.5)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all it started (they share its session). Being interrupted only takes the patience away."""
-    try:
-        _signal_session(process, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=STOP_S)
-    finally:
-        _signal_session(process, signal.SIGKILL)
-        process.wait()
-
-
-def _signal_session(process: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
 
 
 def tail(path: Path, lines: int = 40) -> str:

@@ -1,48 +1,83 @@
-"""Whether the ramp may go on: a pure function of memory readings and limits.
+"""Whether the host is in danger: a pure function of memory readings and limits, so that any record can be replayed.
 
-MemAvailable alone decides. MemFree is recorded, but a page cache that fills it is no danger, so it never aborts.
+MemAvailable decides. MemFree is recorded, but a page cache that fills it is no danger, so it never aborts.
 
-Two rules. The line: below the guard, abort. The fall: memory that falls too fast for the line to be in time (an abort
-takes effect only when the chunk in flight ends) aborts above it. A chunk's own transient falls fast as well and comes
-back; what tells them apart is that a transient is either over at once or smaller than `fall_bytes`.
+- **The line.** Below the guard: abort.
+- **The fall.** An abort takes effect only when the chunk in flight ends, so memory that falls too fast for the line to
+  be in time aborts above it. A chunk's own transient falls fast as well and comes back; what tells them apart is that
+  a transient is either over at once or smaller than `fall_bytes`.
+- **The votes.** Close to the guard, two of three signs of distress abort: out-of-memory lines of the kernel, tasks that
+  wait for memory, pages that come back from swap. Each of them is seen on healthy machines too, so one is not enough,
+  and far from the guard none counts.
+- **The escalation.** Below the guard for `escalate_s` although requests were aborted: the engine itself has to go.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 GIB = 2**30
 WARN_MARGIN_BYTES = GIB // 2
+# While an engine starts, its KV cache takes tens of GiB in seconds as a matter of course. What is left after that
+# differs from machine to machine; above this much a fall does not count yet.
+START_FALL_BELOW_BYTES = 16 * GIB
+START, LOAD, RAMP, IDLE = PHASES = ("start", "load", "ramp", "idle")
+_STARTING = (START, LOAD)
+
+ESCALATE_S = 5.0
+VOTES_S = 10.0
+VOTES_NEEDED = 2
+VOTE_PSI_FULL_PERCENT = 20.0
+VOTE_SWAP_IN_PAGES_PER_S = 1_000
+
 _PARTS = 4  # a fall is steady if it goes on in each quarter of the time looked at
 _SLACK = 0.05  # samples do not come to the millisecond
 
 
 class Action(enum.Enum):
-    """What the guard does about the newest reading."""
+    """What to do about the newest reading, mildest first."""
 
     CONTINUE = "continue"
     WARN = "warn"
     ABORT = "abort"
+    ESCALATE = "escalate"
+
+    @property
+    def severity(self) -> int:
+        """0 is the mildest."""
+        return list(Action).index(self)
 
 
 class Sample(NamedTuple):
-    """One reading of /proc/meminfo. t_s: unix seconds."""
+    """One reading of the host. t_s: seconds on any clock that only goes forward.
+
+    swap_in_pages, kernel_oom: pages swapped in, and out-of-memory kills and lines of the kernel, since some time before
+    the first sample. psi_full_avg10: percent of the last 10 s in which every task waited for memory. running: requests
+    that the engine was working on. None: not known.
+    """
 
     t_s: float
     available_bytes: int
     free_bytes: int
-    swap_free_bytes: int
+    swap_in_pages: int = 0
+    psi_full_avg10: float | None = None
+    kernel_oom: int = 0
+    running: int | None = None
+    phase: str = RAMP
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The lines. A fall counts when `fall_bytes` went in `fall_s` and the guard is less than `horizon_s` away.
+    """The lines of one phase. A fall counts when `fall_bytes` went in `fall_s`, less than `horizon_s` are left to the
+    guard, and MemAvailable is below `fall_below_bytes` (None: wherever it is).
 
     The default of fall_bytes is above what one chunk takes under the default budget (2.5 to 3 GB were measured).
+    escalate_s: how long an abort is given; 0 where there is nothing to abort.
     """
 
     guard_bytes: int
@@ -50,11 +85,30 @@ class Limits:
     horizon_s: float = 3.0
     fall_s: float = 2.0
     fall_bytes: int = 4 * GIB
+    fall_below_bytes: int | None = None
+    escalate_s: float = ESCALATE_S
 
     @classmethod
     def at(cls, guard_bytes: int) -> Limits:
-        """A guard with the usual margin of warning above it."""
+        """For an engine that serves: a guard with the usual margin of warning above it."""
         return cls(guard_bytes, guard_bytes + WARN_MARGIN_BYTES)
+
+    @classmethod
+    def starting(cls, guard_bytes: int) -> Limits:
+        """For an engine that starts: there is no request yet that could be aborted."""
+        return cls(
+            guard_bytes,
+            guard_bytes + WARN_MARGIN_BYTES,
+            fall_below_bytes=max(START_FALL_BELOW_BYTES, guard_bytes),
+            escalate_s=0.0,
+        )
+
+
+def by_phase(guard_bytes: int, start_guard_bytes: int, escalate_s: float = ESCALATE_S) -> dict[str, Limits]:
+    """The limits of every phase."""
+    starting = Limits.starting(start_guard_bytes)
+    serving = dataclasses.replace(Limits.at(guard_bytes), escalate_s=escalate_s)
+    return {START: starting, LOAD: starting, RAMP: serving, IDLE: serving}
 
 
 class Decision(NamedTuple):
@@ -64,22 +118,17 @@ class Decision(NamedTuple):
     reason: str
 
 
-def decide(samples: Sequence[Sample], limits: Limits) -> Decision:
-    """The verdict on the newest of `samples` (oldest first; older ones matter only for the fall)."""
+def decide(samples: Sequence[Sample], limits: Limits | Mapping[str, Limits]) -> Decision:
+    """The verdict on the newest of `samples` (oldest first). limits: of all phases, or of the newest sample's."""
     if not samples:
         return Decision(Action.CONTINUE, "nothing read yet")
+    if not isinstance(limits, Limits):
+        limits = limits[samples[-1].phase]
     now = samples[-1].available_bytes
-    if now < limits.guard_bytes:
-        return Decision(Action.ABORT, f"MemAvailable {gib(now)} is below the guard of {gib(limits.guard_bytes)}")
-    fall_bytes, slowest_bytes_per_s = _steady_fall(samples, limits.fall_s)
-    if fall_bytes >= limits.fall_bytes and slowest_bytes_per_s > 0:
-        left_s = (now - limits.guard_bytes) / slowest_bytes_per_s
-        if left_s < limits.horizon_s:
-            return Decision(
-                Action.ABORT,
-                f"MemAvailable {gib(now)} fell by {gib(fall_bytes)} in {limits.fall_s:g} s: "
-                f"{left_s:.1f} s to the guard of {gib(limits.guard_bytes)}",
-            )
+    danger = _below_the_line(now, limits) or _falling(samples, limits) or _voted(samples, limits)
+    if danger:
+        unheard = _unheard(samples, limits)
+        return Decision(Action.ABORT, danger) if unheard is None else Decision(Action.ESCALATE, danger + unheard)
     if now < limits.warn_bytes:
         return Decision(Action.WARN, f"MemAvailable {gib(now)} is close to the guard of {gib(limits.guard_bytes)}")
     return Decision(Action.CONTINUE, "")
@@ -102,14 +151,80 @@ def gib(n_bytes: int) -> str:
     return f"{n_bytes / GIB:.2f} GiB"
 
 
+def _below_the_line(now_bytes: int, limits: Limits) -> str:
+    if now_bytes >= limits.guard_bytes:
+        return ""
+    return f"MemAvailable {gib(now_bytes)} is below the guard of {gib(limits.guard_bytes)}"
+
+
+def _falling(samples: Sequence[Sample], limits: Limits) -> str:
+    now = samples[-1].available_bytes
+    if limits.fall_below_bytes is not None and now >= limits.fall_below_bytes:
+        return ""
+    fall_bytes, slowest_bytes_per_s = _steady_fall(samples, limits.fall_s)
+    if fall_bytes < limits.fall_bytes or slowest_bytes_per_s <= 0:
+        return ""
+    left_s = (now - limits.guard_bytes) / slowest_bytes_per_s
+    if left_s >= limits.horizon_s:
+        return ""
+    return (
+        f"MemAvailable {gib(now)} fell by {gib(fall_bytes)} in {limits.fall_s:g} s: "
+        f"{left_s:.1f} s to the guard of {gib(limits.guard_bytes)}"
+    )
+
+
+def _voted(samples: Sequence[Sample], limits: Limits) -> str:
+    now = samples[-1]
+    if now.available_bytes >= limits.warn_bytes:
+        return ""
+    window = _since(samples, now.t_s - VOTES_S)
+    before, span_s = window[0], now.t_s - window[0].t_s
+    votes = []
+    if now.kernel_oom > before.kernel_oom:
+        votes.append("the kernel reports that it is out of memory")
+    if now.psi_full_avg10 is not None and now.psi_full_avg10 >= VOTE_PSI_FULL_PERCENT:
+        votes.append(f"all tasks waited for memory in {now.psi_full_avg10:.0f} % of the last 10 s")
+    if span_s > 0 and (now.swap_in_pages - before.swap_in_pages) / span_s >= VOTE_SWAP_IN_PAGES_PER_S:
+        votes.append(f"{(now.swap_in_pages - before.swap_in_pages) / span_s:,.0f} pages a second come back from swap")
+    if len(votes) < VOTES_NEEDED:
+        return ""
+    return (
+        f"MemAvailable {gib(now.available_bytes)} is close to the guard of {gib(limits.guard_bytes)}, "
+        + " and ".join(votes)
+    )
+
+
+def _unheard(samples: Sequence[Sample], limits: Limits) -> str | None:
+    """Why an abort is not enough any more; None while it may be."""
+    if limits.escalate_s == 0:
+        return "; there is no request to abort"
+    now = samples[-1]
+    window = _since(samples, now.t_s - limits.escalate_s * (1 + _SLACK))
+    if now.t_s - window[0].t_s < limits.escalate_s * (1 - _SLACK):
+        return None
+    if any(sample.available_bytes >= limits.guard_bytes for sample in window):
+        return None
+    before = window[0].running
+    if now.running == 0 or (now.running is not None and before is not None and now.running < before):
+        return None  # it was heard, and memory needs its time
+    return f" for {limits.escalate_s:g} s, and no request ended"
+
+
+def _since(samples: Sequence[Sample], t_s: float) -> Sequence[Sample]:
+    """The newest samples, from t_s on; at least one."""
+    first = len(samples) - 1
+    while first > 0 and samples[first - 1].t_s >= t_s:
+        first -= 1
+    return samples[first:]
+
+
 def _steady_fall(samples: Sequence[Sample], fall_s: float) -> tuple[int, float]:
     """(bytes fallen in the last fall_s, bytes per second in its slowest quarter); zeros where too little is known."""
-    newest_s = samples[-1].t_s
-    first = len(samples) - 1
-    while first > 0 and newest_s - samples[first - 1].t_s <= fall_s * (1 + _SLACK):
-        first -= 1
-    window = samples[first:]
-    span_s = newest_s - window[0].t_s
+    window = _since(samples, samples[-1].t_s - fall_s * (1 + _SLACK))
+    # What an engine took while it started is not falling any more once it serves.
+    serving = window[-1].phase not in _STARTING
+    window = [sample for sample in window if (sample.phase not in _STARTING) == serving]
+    span_s = window[-1].t_s - window[0].t_s
     if span_s < fall_s * (1 - _SLACK):
         return 0, 0.0
     marks = [_available_at(window, window[0].t_s + span_s * part / _PARTS) for part in range(_PARTS + 1)]

@@ -42,6 +42,22 @@ def facts(info: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+NOTHING_KNOWN: dict[str, Any] = {
+    "version": None,
+    "model": None,
+    "flags": {},
+    "dynchunk": [],
+    "reference_platform": False,
+}
+
+
+def unused_reserved_bytes(info: Mapping[str, Any]) -> int | None:
+    """What the allocators of all ranks hold of their GPUs unused, as DynChunk reports it; None where it does not."""
+    devices = [state["dynchunk"].get("device") for state in _states(info) if isinstance(state.get("dynchunk"), dict)]
+    unused = [device["unused_reserved_bytes"] for device in devices if isinstance(device, dict)]
+    return sum(map(int, unused)) if unused else None
+
+
 def longest_prompt(info: Mapping[str, Any], context_tokens: int | None) -> tuple[int, str] | None:
     """(the longest prompt that leaves room for one answer token, what binds); None where the server does not say.
 

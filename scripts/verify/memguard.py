@@ -17,11 +17,15 @@ from rich.markup import escape
 
 from launcher import address
 from scripts.ending import end_once
+from scripts.verify import attach as attaching
+from scripts.verify import records
+from scripts.verify import replay as replaying
 from scripts.verify.decide import GIB
 from scripts.verify.errors import EXIT_ERROR, EXIT_INTERRUPTED, MemguardError
 from scripts.verify.options import Options, Surroundings
 from scripts.verify.redact import redacted_command
 from scripts.verify.session import run_memguard
+from scripts.verify.side_by_side import render
 
 DEFAULT_SIZES = "64k,96k,128k,160k,200k,256k,320k,400k,500k"
 DEFAULT_GUARD_GIB = 1.5
@@ -30,19 +34,37 @@ _USAGE_ERROR = 2  # how typer ends on a mistyped option
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.IGNORECASE)
 _POWERS = {"": 1, "k": 1_000, "m": 1_000_000}
 
-HELP = """Ramp prompt sizes against a running SGLang server, and stop before the host runs out of memory.
+HELP = """Ramp prompt sizes against an SGLang server, and stop before the host runs out of memory.
 
 One prompt at a time, each of new random tokens, the server's cache emptied in between. A thread reads MemAvailable ten
-times a second from before the first prompt; below the guard it aborts the request through the server, checks that
-memory comes back, and the ramp ends. The report, its data and plots are in logs/profile-DATE.
+times a second from before the first prompt; below the guard, or when memory falls so fast that the guard is less than
+3 s away, it aborts the request through the server. If neither the request ends nor memory comes back within 5 s, the
+engine gets SIGTERM, and after 5 s more SIGKILL. A size that the sizes before lead to expect below the guard is not
+tried. The report, its data and plots are in logs/profile-DATE.
 
 Run it on the server's machine, with the server to yourself.
 
-Exit codes: 0 all sizes passed; 2 the guard tripped; 1 an error, or a size that could not run (above the context
-length); 130 interrupted. Whatever was measured is kept in each case.
+    dynchunk memguard                                        ramp against the server that runs
+
+    dynchunk memguard --launch -- ./dynchunk serve           start the server with the guard armed, ramp, end it
+
+    dynchunk memguard --attach                               watch beside a server, without a ramp, until Ctrl-C
+
+    dynchunk memguard --replay FILE.jsonl                    what the guard would have done on these readings
+
+    dynchunk memguard --compare OLD NEW                      two reports side by side
+
+Exit codes: 0 all sizes passed, or quiet; 2 the guard tripped, or a size would have crossed it; 1 an error, or a size
+that could not run (above the context length); 130 interrupted. Whatever was measured is kept in each case.
 """
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    # What stands behind the first word of the engine's command is the engine's.
+    context_settings={"allow_interspersed_args": False},
+)
 
 
 class _UsageSeen:
@@ -53,6 +75,9 @@ class _UsageSeen:
 
 @app.command(help=HELP)
 def memguard(  # noqa: PLR0917 - typer makes an option of each
+    command: Annotated[
+        list[str] | None, typer.Argument(help="With --launch: what starts the engine.", show_default=False)
+    ] = None,
     sizes: Annotated[str, typer.Option(help="Prompt sizes in tokens, by commas; 64k is 64,000.")] = DEFAULT_SIZES,
     guard_gib: Annotated[
         float | None,
@@ -65,6 +90,14 @@ def memguard(  # noqa: PLR0917 - typer makes an option of each
             "laptop can rehearse a machine with that much to spare.",
             min=0.0,
             show_default=False,
+        ),
+    ] = None,
+    start_guard_gib: Annotated[
+        float | None,
+        typer.Option(
+            help="With --launch or --attach: the guard while the engine starts and loads.",
+            min=0.0,
+            show_default=f"--guard-gib, else {DEFAULT_GUARD_GIB:g}",
         ),
     ] = None,
     url: Annotated[
@@ -101,18 +134,56 @@ def memguard(  # noqa: PLR0917 - typer makes an option of each
         ),
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for one prompt.", min=1.0)] = 3600.0,
+    launch: Annotated[bool, typer.Option("--launch", help="Start the engine: -- COMMAND, as last option.")] = False,
+    attach: Annotated[bool, typer.Option("--attach", help="Watch beside the engine; no prompt is sent.")] = False,
+    replay: Annotated[
+        Path | None,
+        typer.Option(
+            help="Decide again on the readings in a file, such as a report's samples.jsonl.", show_default=False
+        ),
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Two reports' folders, old and new.", show_default=False)
+    ] = None,
+    signals: Annotated[
+        bool,
+        typer.Option("--signals/--no-signals", help="Whether the engine may be ended where aborting is not enough."),
+    ] = True,
+    past_projection: Annotated[
+        bool, typer.Option("--past-projection", help="Try a size although the guard is expected to trip.")
+    ] = False,
+    image: Annotated[
+        str | None,
+        typer.Option(envvar="BASE_IMAGE", help="The image the engine runs in, for the report.", show_default=False),
+    ] = None,
 ) -> None:
-    """Read the options; the work is in session.py."""
+    """Read the options; the work is in session.py, attach.py, replay.py and side_by_side.py."""
     _UsageSeen.accepted = True
     try:
         _refuse_both(out=out, append=append)
-        _refuse_endless(guard_gib=guard_gib, headroom_gib=headroom_gib, timeout=timeout)
+        _refuse_both(replay=replay, compare=compare, attach=attach or None)
+        _refuse_both(replay=replay, compare=compare, launch=launch or None)
+        _refuse_endless(
+            guard_gib=guard_gib, headroom_gib=headroom_gib, start_guard_gib=start_guard_gib, timeout=timeout
+        )
+        start_gib = start_guard_gib if start_guard_gib is not None else guard_gib
+        start_guard_bytes = round((DEFAULT_GUARD_GIB if start_gib is None else start_gib) * GIB)
+        guard_bytes = _guard_bytes(guard_gib, headroom_gib)
+        _refuse_unfit(launch=launch, command=command, headroom=guard_bytes is None, ramp=not (replay or attach))
+        console = Console()
+        if compare is not None:
+            print(render(*(records.load(folder) for folder in compare)), end="")
+            raise typer.Exit
+        if replay is not None:
+            raise typer.Exit(
+                replaying.run(replay, console, guard_bytes=guard_bytes or 0, start_guard_bytes=start_guard_bytes)
+            )
         options = Options(
             url=server_url(url, os.environ),
             sizes_tokens=parse_sizes(sizes),
             command=redacted_command(PROGRAM, sys.argv[1:], api_key),
             api_key=sendable_key(api_key),
-            guard_bytes=_guard_bytes(guard_gib, headroom_gib),
+            guard_bytes=guard_bytes,
             headroom_bytes=None if headroom_gib is None else round(headroom_gib * GIB),
             label=label,
             trace=trace,
@@ -120,8 +191,14 @@ def memguard(  # noqa: PLR0917 - typer makes an option of each
             timeout_s=timeout,
             out=out,
             append=append,
+            start_guard_bytes=start_guard_bytes,
+            launch=tuple(command or ()),
+            signals=signals,
+            past_projection=past_projection,
+            image=image or None,
         )
-        code = run_memguard(options, Surroundings(Console()))
+        around = Surroundings(console)
+        code = attaching.run(options, around) if attach else run_memguard(options, around)
     except MemguardError as error:
         Console(stderr=True).print(f"[bold red]memguard:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         code = error.exit_code
@@ -182,6 +259,13 @@ def _refuse_both(**options: object) -> None:
     if len(given) > 1:
         names = " and ".join("--" + name.replace("_", "-") for name in given)
         raise MemguardError(f"{names}: give one of them")
+
+
+def _refuse_unfit(*, launch: bool, command: list[str] | None, headroom: bool, ramp: bool) -> None:
+    if launch != bool(command):
+        raise MemguardError("--launch takes the engine's command behind it: --launch -- ./dynchunk serve")
+    if headroom and not ramp:
+        raise MemguardError("--headroom-gib is for a ramp, which knows its baseline; give --guard-gib")
 
 
 def _guard_bytes(guard_gib: float | None, headroom_gib: float | None) -> int | None:

@@ -8,13 +8,20 @@ from pathlib import Path
 
 from rich.console import Console
 
+from scripts.verify.decide import ESCALATE_S
+from scripts.verify.guard import PATIENCE_S
+from scripts.verify.host import KMSG, PROC
 from scripts.verify.machine import CHECKOUT
-from scripts.verify.sampler import INTERVAL_S, MEMINFO, hold_ground
+from scripts.verify.sampler import INTERVAL_S, hold_ground
 
 
 @dataclass(frozen=True)
 class Options:
-    """Exactly one of guard_bytes and headroom_bytes is given."""
+    """Exactly one of guard_bytes and headroom_bytes is given.
+
+    start_guard_bytes: the guard while an engine starts. launch: the command that starts the engine, empty if it runs
+    already. signals: whether the engine may be signalled. past_projection: go on although the guard is expected.
+    """
 
     url: str
     sizes_tokens: tuple[int, ...]
@@ -28,6 +35,11 @@ class Options:
     timeout_s: float = 3600.0
     out: Path | None = None
     append: Path | None = None
+    start_guard_bytes: int = 0
+    launch: tuple[str, ...] = ()
+    signals: bool = True
+    past_projection: bool = False
+    image: str | None = None
 
 
 @dataclass(frozen=True)
@@ -36,10 +48,15 @@ class Surroundings:
 
     console: Console
     logs: Path = CHECKOUT / "logs"
-    meminfo: Path = MEMINFO
+    proc: Path = PROC
+    kmsg: Path = KMSG
     sample_interval_s: float = INTERVAL_S
     baseline_s: float = 1.0
     tick_s: float = 0.25
+    look_s: float = 1.0
     abort_wait_s: float = 120.0
     recovery_s: float = 60.0
+    escalate_s: float = ESCALATE_S
+    patience_s: float = PATIENCE_S
+    start_s: float = 3600.0
     hold_ground: Callable[[], bool] = hold_ground

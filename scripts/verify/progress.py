@@ -20,6 +20,7 @@ _PLAIN_EVERY_S = 10.0
 _STYLES = {
     Verdict.PASSED: "green",
     Verdict.CLOSE: "yellow",
+    Verdict.PROJECTED: "yellow",
     Verdict.REFUSED: "yellow",
     Verdict.NOT_RUN: "dim",
     Verdict.INTERRUPTED: "yellow",

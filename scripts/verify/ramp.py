@@ -7,11 +7,12 @@ import statistics
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from scripts.verify import chunks, prompts
+from scripts.verify import chunks, engine, prompts
 from scripts.verify.call import Call
-from scripts.verify.decide import Limits, gib, projected_low_bytes
+from scripts.verify.decide import IDLE, RAMP, Limits, gib, projected_low_bytes
 from scripts.verify.errors import (
     EXIT_ERROR,
     EXIT_GUARD,
@@ -34,31 +35,41 @@ _SETTLE_S = 1.0
 _LATE_LINES_TICKS = 3
 _ABORT_AGAIN_S = 0.5
 _GIVE_UP_S = 10.0  # for a request to end that nobody watches any more
-_EXIT_CODES = {Outcome.PASSED: EXIT_PASSED, Outcome.GUARD: EXIT_GUARD, Outcome.INTERRUPTED: EXIT_INTERRUPTED}
+_EXIT_CODES = {
+    Outcome.PASSED: EXIT_PASSED,
+    Outcome.GUARD: EXIT_GUARD,
+    Outcome.PROJECTED: EXIT_GUARD,
+    Outcome.INTERRUPTED: EXIT_INTERRUPTED,
+}
 
 
 @dataclass(frozen=True)
 class Target:
-    """The server, and what it takes: the longest prompt and what makes it so, and safe token ids."""
+    """What the server takes: the longest prompt and what makes it so, and safe token ids. Where chunk sizes come from.
 
-    server: Server
+    aborted_tokens: the smallest size that the guard has ended before under the very same conditions.
+    """
+
     longest: tuple[int, str] | None
     ids: range
+    source: ChunkSource
+    aborted_tokens: int | None = None
 
 
 class Ramp:
     """One run in progress. However it ends, `watch.run` holds what was measured and why it ended."""
 
     def __init__(
-        self, options: Options, around: Surroundings, *, target: Target, watch: Watch, source: ChunkSource
+        self, options: Options, around: Surroundings, *, server: Server, watch: Watch, begin: Callable[[], Target]
     ) -> None:
+        """begin: called when memory is being read; returns when the server serves, or the guard has tripped."""
         self._options = options
         self._around = around
-        self._target = target
-        self._server = target.server
+        self._server = server
+        self._begin = begin
+        self._target = Target(None, range(0), ChunkSource(None, None))
         self._watch = watch
         self._run = watch.run
-        self._source = source
         self._request_ended = True
         self._mark = 0
 
@@ -68,8 +79,12 @@ class Ramp:
         try:
             watch.recorder.run(run)
             watch.start()
-            self._take_baseline()
-            self._all_sizes()
+            self._target = self._begin()
+            if not watch.guard.tripped:
+                self._take_baseline()
+                self._all_sizes()
+            if watch.guard.tripped:
+                self._recover()
         except KeyboardInterrupt:
             run.outcome = Outcome.GUARD if watch.guard.tripped else Outcome.INTERRUPTED
             watch.note("It was interrupted.")
@@ -83,15 +98,17 @@ class Ramp:
             watch.display.problem(traceback.format_exc())
         finally:
             run.exit_code = _EXIT_CODES.get(run.outcome, EXIT_ERROR)
-            run.chunk_source = self._source.name
-            if self._source.followed and run.chunk_source == NO_CHUNKS and any(p.start_s for p in run.probes):
-                watch.note(f"No line about the prompts came in {self._source.followed}.")
+            source = self._target.source
+            run.chunk_source = source.name
+            if source.followed and run.chunk_source == NO_CHUNKS and any(p.start_s for p in run.probes):
+                watch.note(f"No line about the prompts came in {source.followed}.")
             note_trip(watch, request_ended=self._request_ended)
             watch.end()
 
     def _take_baseline(self) -> None:
         run, watch = self._run, self._watch
         self._server.flush_cache()
+        watch.phase(IDLE)
         mark = watch.mark()
         watch.wait(self._around.baseline_s, lambda: False, "reading the baseline")
         run.baseline_bytes = int(statistics.median(watch.readings(mark) or [0]))
@@ -108,41 +125,60 @@ class Ramp:
                 f"MemAvailable is {gib(run.baseline_bytes)} before the first prompt, and the guard "
                 f"{gib(run.guard_bytes)}; nothing was sent. Free memory, lower --guard-gib or raise --headroom-gib"
             )
-        watch.arm(Limits.at(run.guard_bytes))
+        watch.arm(run.guard_bytes, run.start_guard_bytes)
         watch.display.head(run, str(watch.recorder.folder))
 
     def _all_sizes(self) -> None:
         run, watch = self._run, self._watch
         for index, probe in enumerate(run.probes):
-            if watch.guard.tripped:
-                break
             try:
                 self._one_size(index, probe)
             finally:
                 if probe.verdict is not Verdict.NOT_RUN:
                     watch.display.row(probe)
             watch.recorder.run(run)
-        if not watch.guard.tripped:
-            run.outcome = Outcome.PASSED if all(probe.passed for probe in run.probes) else Outcome.INCOMPLETE
-            return
-        run.outcome = Outcome.GUARD
+            if watch.guard.tripped:
+                return
+            if probe.verdict is Verdict.PROJECTED:
+                run.outcome = Outcome.PROJECTED
+                return
+        run.outcome = Outcome.PASSED if all(probe.passed for probe in run.probes) else Outcome.INCOMPLETE
+
+    def _recover(self) -> None:
+        self._run.outcome = Outcome.GUARD
         recover(
-            watch,
+            self._watch,
             self._server,
             request_ended=self._request_ended,
             since=self._mark,
             at_most_s=self._around.recovery_s,
         )
 
-    def _one_size(self, index: int, probe: Probe) -> None:
-        watch, longest = self._watch, self._target.longest
+    def _refused(self, probe: Probe) -> str:
+        """Why a size is not even tried; empty if it may be."""
+        longest, aborted_tokens = self._target.longest, self._target.aborted_tokens
         if longest is not None and probe.size_tokens > longest[0]:
+            return f"above {longest[1]}, which takes prompts of up to {longest[0]:,} tokens"
+        if aborted_tokens is not None and probe.size_tokens >= aborted_tokens:
+            return (
+                f"{aborted_tokens:,} tokens were ended by the guard before with this very chunk; lower DYNCHUNK_BUDGET "
+                "or the chunk first"
+            )
+        return ""
+
+    def _one_size(self, index: int, probe: Probe) -> None:
+        watch = self._watch
+        probe.detail = self._refused(probe)
+        if probe.detail:
             probe.verdict = Verdict.REFUSED
-            probe.detail = f"above {longest[1]}, which takes prompts of up to {longest[0]:,} tokens"
             return
         if index:
             self._server.flush_cache()
         self._project(probe)
+        if probe.detail and not self._options.past_projection:
+            probe.verdict = Verdict.PROJECTED
+            return
+        probe.detail = ""
         probe.rid = f"memguard-{probe.size_tokens}-{uuid.uuid4().hex[:12]}"
         rng = random.Random(uuid.uuid4().int)  # noqa: S311 - tokens, not secrets
         body = prompts.body(probe.rid, prompts.token_ids(probe.size_tokens, self._target.ids, index, rng))
@@ -152,8 +188,10 @@ class Ramp:
             return
         call = Call(lambda: self._server.generate(body, self._options.timeout_s))
         self._mark = watch.mark()
+        watch.devices.mark()
         probe.start_s = watch.now_s()
-        self._source.begin(probe.rid, probe.size_tokens, probe.start_s)
+        watch.phase(RAMP, running=1)
+        self._target.source.begin(probe.rid, probe.size_tokens, probe.start_s)
         try:
             call.start()
             self._follow(call, probe)
@@ -166,10 +204,14 @@ class Ramp:
         finally:
             self._request_ended = call.done.is_set() and not isinstance(call.error, ServerTimeoutError)
             watch.guard.release()
+            watch.phase(IDLE, running=0 if self._request_ended else None)
             probe.end_s = watch.now_s()
             self._collect(probe)
             probe.low_water_bytes = watch.low_bytes(self._mark)
+            probe.gpu_free_low_bytes = watch.devices.low_bytes()
         self._judge(call, probe)
+        if watch.devices.present and probe.passed:
+            probe.gpu_unused_bytes = engine.unused_reserved_bytes(self._server.info())
 
     def _follow(self, call: Call, probe: Probe) -> None:
         """Until the request is over, or does not end although it was aborted."""
@@ -177,13 +219,11 @@ class Ramp:
         tripped_s: float | None = None
         while not call.done.wait(self._around.tick_s):
             now_s = watch.now_s()
-            probe.chunks = self._source.poll(now_s)
+            probe.chunks = self._target.source.poll(now_s)
             probe.low_water_bytes = watch.low_bytes(self._mark)
             trip = watch.guard.trip_seen
             if trip is not None:
-                if tripped_s is None:
-                    tripped_s = now_s
-                    watch.display.problem(f"{trip.decision.reason}; the request is being aborted")
+                tripped_s = now_s if tripped_s is None else tripped_s
                 if now_s - tripped_s > self._around.abort_wait_s:
                     return
             watch.tick(self._moment(probe, now_s))
@@ -208,9 +248,9 @@ class Ramp:
     def _collect(self, probe: Probe) -> None:
         """The last lines may reach their file a moment after the answer."""
         for _ in range(_LATE_LINES_TICKS):
-            probe.chunks = self._source.poll(probe.end_s or 0.0)
+            probe.chunks = self._target.source.poll(probe.end_s or 0.0)
             complete = chunks.tokens_at(probe.chunks) >= probe.size_tokens
-            if complete or not self._source.followed or self._watch.guard.tripped:
+            if complete or not self._target.source.followed or self._watch.guard.tripped:
                 return
             time.sleep(self._around.tick_s)
 
@@ -247,7 +287,7 @@ class Ramp:
             probe.verdict = Verdict.CLOSE if close else Verdict.PASSED
 
     def _project(self, probe: Probe) -> None:
-        """Say beforehand where the sizes before lead to."""
+        """Say beforehand where the sizes before lead to; in `detail` if that is below the guard."""
         run = self._run
         taken = [
             (p.size_tokens, p.before_bytes - p.low_water_bytes)
@@ -259,10 +299,10 @@ class Ramp:
         probe.before_bytes = self._watch.available_bytes()
         probe.projected_low_bytes = projected_low_bytes(taken, probe.size_tokens, probe.before_bytes)
         if probe.projected_low_bytes is not None and probe.projected_low_bytes < run.guard_bytes:
-            self._watch.display.say(
-                f"[yellow]going by the sizes before, {probe.size_tokens:,} tokens take MemAvailable to "
-                f"{gib(max(0, probe.projected_low_bytes))}: expect the guard[/]"
-            )
+            low = gib(max(0, probe.projected_low_bytes))
+            probe.detail = f"the sizes before lead to MemAvailable {low}, the guard is at {gib(run.guard_bytes)}"
+            if self._options.past_projection:
+                self._watch.display.say(f"[yellow]{probe.size_tokens:,} tokens: {probe.detail}[/]")
 
     def _give_up(self, rid: str, call: Call) -> None:
         """Nobody watches from here on: the request must not go on. (After a timeout the call is over, it is not.)"""

@@ -6,25 +6,38 @@ The first run of a folder is run.json and samples.jsonl, the second run-2.json a
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from scripts.verify.decide import Sample
+from scripts.verify.decide import PHASES, RAMP, Sample
 from scripts.verify.errors import RecordError
 from scripts.verify.results import Run, from_json, to_json
 
 RUN_GLOB = "run*.json"
 _SYNC_S = 2.0
+# Field of a sample -> its name in a file.
+_NAMES = {
+    "t_s": "t",
+    "available_bytes": "mem_available_bytes",
+    "free_bytes": "mem_free_bytes",
+    "swap_in_pages": "swap_in",
+    "psi_full_avg10": "psi_full_avg10",
+    "kernel_oom": "kernel_oom",
+    "running": "running",
+    "phase": "phase",
+}
 _MOST_RUNS = 1_000
 
 
-def new_folder(logs: Path, date: str) -> Path:
-    """Make logs/profile-DATE, or the first of -2, -3, ... that is not there yet."""
+def new_folder(logs: Path, date: str, kind: str = "profile") -> Path:
+    """Make logs/KIND-DATE, or the first of -2, -3, ... that is not there yet."""
     for number in range(1, _MOST_RUNS):
-        folder = logs / (f"profile-{date}" if number == 1 else f"profile-{date}-{number}")
+        folder = logs / (f"{kind}-{date}" if number == 1 else f"{kind}-{date}-{number}")
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
@@ -53,6 +66,33 @@ def load(folder: Path) -> list[Run]:
     if not files:
         raise RecordError(f"{folder} holds no run.json; is it a folder that memguard wrote?")
     return [_load_run(file) for file in files]
+
+
+def sample_to_json(sample: Sample) -> dict[str, Any]:
+    """As a line of samples.jsonl, and of any file that `--replay` takes. What is not known is left out."""
+    values = sample._asdict() | {"t_s": round(sample.t_s, 3)}
+    return {name: values[key] for key, name in _NAMES.items() if values[key] is not None}
+
+
+def sample_from_json(values: Any) -> Sample:
+    """The sample of such a line. Raises ValueError on anything else."""
+    if not isinstance(values, dict):
+        raise ValueError("not an object")  # noqa: TRY004 - the caller has one case
+    # Reports of the first version had the names of the fields.
+    given: dict[str, Any] = {key: values.get(name, values.get(key)) for key, name in _NAMES.items()}
+    given = {"free_bytes": 0} | {key: value for key, value in given.items() if value is not None}
+    missing = [_NAMES[key] for key in ("t_s", "available_bytes") if key not in given]
+    if missing:
+        raise ValueError(f"{' and '.join(missing)} missing")
+    phase = given.get("phase", RAMP)
+    if phase not in PHASES:
+        raise ValueError(f"phase {phase!r} is none of {', '.join(PHASES)}")
+    for key, value in given.items():
+        if key != "phase" and (
+            isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
+        ):
+            raise ValueError(f"{_NAMES[key]} is {value!r}, which is no number")
+    return Sample(**given)
 
 
 def load_samples(folder: Path, run: Run) -> list[Sample]:
@@ -87,7 +127,7 @@ class Recorder:
     def samples(self, samples: Sequence[Sample]) -> None:
         """Append the readings that are new since the last call."""
         new = samples[self._written : len(samples)]
-        data = "".join(json.dumps(_rounded(sample), separators=(",", ":")) + "\n" for sample in new).encode()
+        data = "".join(json.dumps(sample_to_json(sample), separators=(",", ":")) + "\n" for sample in new).encode()
         try:
             while data:
                 data = data[self._samples.write(data) or 0 :]
@@ -127,8 +167,8 @@ def _load_run(file: Path) -> Run:
 
 def _load_sample(line: str) -> Sample | None:
     try:
-        return Sample(**json.loads(line))
-    except (ValueError, TypeError):
+        return sample_from_json(json.loads(line))
+    except ValueError:
         return None
 
 
@@ -143,10 +183,6 @@ def _free_suffix(folder: Path) -> str:
 def _one_line_a_list(text: str) -> str:
     """Thousands of chunks are easier to read with a line each."""
     return re.sub(r"\[\s+([-\d.,\s]+?)\s+\]", lambda match: f"[{' '.join(match[1].split())}]", text)
-
-
-def _rounded(sample: Sample) -> dict[str, float | int]:
-    return {**sample._asdict(), "t_s": round(sample.t_s, 3)}
 
 
 def _number(stem: str) -> int:

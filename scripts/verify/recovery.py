@@ -11,6 +11,14 @@ from scripts.verify.watch import Watch
 WITHIN_BYTES = GIB
 
 
+def enough(baseline_bytes: int, guard_bytes: int) -> int:
+    """MemAvailable that counts as recovered: within 1 GiB of the baseline.
+
+    With less than 2 GiB between baseline and guard, within half of that: 1 GiB below would be no recovery.
+    """
+    return baseline_bytes - min(WITHIN_BYTES, (baseline_bytes - guard_bytes) // 2)
+
+
 def note_trip(watch: Watch, *, request_ended: bool) -> tuple[Abort, Probe | None] | None:
     """Write the trip into the run, once. -> it and the size that ran; None where the guard has not tripped."""
     trip, run = watch.guard.trip_seen, watch.run
@@ -23,15 +31,15 @@ def note_trip(watch: Watch, *, request_ended: bool) -> tuple[Abort, Probe | None
             available_bytes=trip.sample.available_bytes,
             reason=trip.decision.reason,
             size_tokens=probe.size_tokens if probe else None,
+            phase=trip.sample.phase,
             request_ended=request_ended,
         )
     return run.abort, probe
 
 
 def recover(watch: Watch, server: Server, *, request_ended: bool, since: int, at_most_s: float) -> None:
-    """Wait until MemAvailable is back within 1 GiB of the baseline, emptying the server's cache half-way.
+    """Wait until MemAvailable is back near the baseline, emptying the server's cache half-way.
 
-    With less than 2 GiB between baseline and guard, half of that: 1 GiB below the baseline would be no recovery.
     since: the mark from which on the low water of the size that ran counts.
     """
     noted = note_trip(watch, request_ended=request_ended)
@@ -39,8 +47,7 @@ def recover(watch: Watch, server: Server, *, request_ended: bool, since: int, at
         return
     abort, probe = noted
     run = watch.run
-    within_bytes = min(WITHIN_BYTES, (run.baseline_bytes - run.guard_bytes) // 2)
-    enough_bytes = run.baseline_bytes - within_bytes
+    enough_bytes = enough(run.baseline_bytes, run.guard_bytes)
     doing = f"waiting for MemAvailable to be back at {gib(enough_bytes)}"
 
     def back() -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.verify import bands
-from scripts.verify.decide import gib
+from scripts.verify.decide import LOAD, START, gib
 from scripts.verify.results import Chunk, Outcome, Probe, Run
 from scripts.verify.sampler import SLOWEST_PROMISED_S
 
@@ -43,7 +43,8 @@ def render(runs: Sequence[Run], plot_files: Sequence[str], remarks: Sequence[str
 
 def results_table(run: Run) -> str:
     """A row for every size of one run."""
-    head = ["prompt", "seconds", "tokens/s", "chunk sizes", "cached", "low water", "above the guard", "verdict"]
+    gpus = any(probe.gpu_free_low_bytes for probe in run.probes)
+    head = ["prompt", "seconds", "tokens/s", "chunk sizes", "cached", "low water", "above the guard"]
     rows = []
     for probe in run.probes:
         low = probe.low_water_bytes
@@ -56,10 +57,11 @@ def results_table(run: Run) -> str:
                 _number(probe.cached_tokens),
                 _UNKNOWN if low is None else gib(low),
                 _UNKNOWN if low is None else gib(low - run.guard_bytes),
+                *([_gpu_free(probe)] if gpus else []),
                 probe.verdict.value + (f": {probe.detail}" if probe.detail else ""),
             ]
         )
-    return table(head, rows, left=(3, 7))
+    return table([*head, *(["GPU free"] if gpus else []), "verdict"], rows, left=(3, 8 if gpus else 7))
 
 
 def joint_table(runs: Sequence[Run]) -> str:
@@ -175,7 +177,8 @@ def _abort_sentence(run: Run) -> str:
     abort = run.abort
     if abort is None:
         return ""
-    where = "between two prompts" if abort.size_tokens is None else f"at {abort.size_tokens:,} tokens"
+    idle = "while the engine started" if abort.phase in (START, LOAD) else "between two prompts"
+    where = idle if abort.size_tokens is None else f"at {abort.size_tokens:,} tokens"
     text = f"It tripped {where}: {abort.reason}."
     if abort.size_tokens is not None:
         text += " The request was aborted." if abort.request_ended else " **The request did not end.**"
@@ -207,7 +210,17 @@ def _after_table(run: Run) -> list[str]:
     text = f"Memory was read {run.samples:,} times, every {run.sample_interval_s:g} s."
     if run.largest_sample_gap_s > SLOWEST_PROMISED_S:
         text += f" **The longest gap was {run.largest_sample_gap_s:.2f} s**, so a short dip may have been missed."
-    return [*lines, text]
+    if run.swap_in_pages:
+        text += f" {run.swap_in_pages:,} pages came back from swap."
+    if run.psi_full_max:
+        text += f" At the worst, all tasks waited for memory in {run.psi_full_max:.1f} % of 10 s."
+    if run.kernel_oom:
+        text += f" **The kernel was out of memory {run.kernel_oom:,} times**, by its own lines and kills."
+    lines.append(text)
+    if run.steps:
+        lines.append("What the guard did, in seconds since the ramp started:")
+        lines.append("\n".join(f"- {step.at_s - run.started_s:.1f}: {step.what}" for step in run.steps))
+    return lines
 
 
 def _dynchunk(runs: Sequence[Run]) -> list[str]:
@@ -248,6 +261,14 @@ def _swap(run: Run) -> str:
     return f"{gib(run.machine.get('swap_used_bytes') or 0)} of {gib(total)} used" if total else "off"
 
 
+def _gpu_free(probe: Probe) -> str:
+    """The fullest GPU at its worst, and what the engine's allocator could have used on top."""
+    if not probe.gpu_free_low_bytes:
+        return _UNKNOWN
+    unused = probe.gpu_unused_bytes
+    return gib(min(probe.gpu_free_low_bytes)) + (f", {gib(unused)} reserved unused" if unused is not None else "")
+
+
 def _guard(run: Run) -> str:
     how = f"baseline less {gib(run.headroom_bytes)}" if run.headroom_bytes is not None else "MemAvailable"
     locked = "locked in memory" if run.locked_in_memory else "not locked in memory"
@@ -262,6 +283,8 @@ _FACTS: tuple[tuple[str, Any], ...] = (
     ("command", lambda run: f"`{run.command}`"),
     ("server", lambda run: f"`{run.url}`"),
     ("guard", _guard),
+    ("guard while the engine starts", lambda run: gib(run.start_guard_bytes) if run.start_guard_bytes else ""),
+    ("signals to the engine", lambda run: run.signals),
     ("machine id", _text("machine", "machine_id")),
     ("kernel", _text("machine", "kernel")),
     ("CPUs", _text("machine", "cpus")),
@@ -270,6 +293,7 @@ _FACTS: tuple[tuple[str, Any], ...] = (
     ("GPU", _gpus),
     ("GPU driver", _text("machine", "driver")),
     ("DynChunk checkout", _text("machine", "commit")),
+    ("image", lambda run: run.image or ""),
     ("engine", lambda run: f"SGLang {run.engine['version']}" if run.engine.get("version") else ""),
     ("model", _text("engine", "model")),
 )
@@ -287,7 +311,9 @@ _WORDS = (
     "**Close to the guard**: within half a GiB of it. "
     "MemAvailable is what the kernel can give without swapping, page cache included; on machines whose GPU memory is "
     "host memory it is the number that counts. On others it says nothing about GPU memory. "
-    "A verdict holds for this machine, driver, engine, model, flags and chunk sizes, and for nothing else."
+    "**GPU free**: the least that the driver had left on a GPU with memory of its own, and what the engine's allocator "
+    "held unused after the prompt. "
+    "A verdict holds for this machine, driver, image, engine, model, flags and chunk sizes, and for nothing else."
 )
 
 

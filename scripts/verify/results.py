@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ class Verdict(str, enum.Enum):
     PASSED = "passed"
     CLOSE = "passed, close to the guard"
     GUARDED = "ended by the guard"
+    PROJECTED = "not run, it would cross the guard"
     REFUSED = "refused"
     TIMED_OUT = "timed out"
     FAILED = "failed"
@@ -28,6 +29,7 @@ class Outcome(str, enum.Enum):
 
     PASSED = "all sizes passed"
     GUARD = "the guard ended the ramp"
+    PROJECTED = "stopped before a size that would cross the guard"
     INCOMPLETE = "not all sizes ran"
     FAILED = "the ramp failed"
     INTERRUPTED = "interrupted"
@@ -42,9 +44,18 @@ class Chunk(NamedTuple):
     end_s: float
 
 
+class Step(NamedTuple):
+    """Something the guard did, in words."""
+
+    at_s: float
+    what: str
+
+
 @dataclass
 class Probe:
-    """One size of the ramp."""
+    """One size of the ramp. gpu_free_low_bytes: of each GPU with memory of its own, the least that the driver had left.
+    gpu_unused_bytes: what the engine's allocator held unused on top of that, after the prompt.
+    """
 
     size_tokens: int
     verdict: Verdict = Verdict.NOT_RUN
@@ -57,6 +68,8 @@ class Probe:
     before_bytes: int | None = None
     low_water_bytes: int | None = None
     projected_low_bytes: int | None = None
+    gpu_free_low_bytes: list[int] = field(default_factory=list)
+    gpu_unused_bytes: int | None = None
     chunks: list[Chunk] = field(default_factory=list)
 
     @property
@@ -99,12 +112,13 @@ class Probe:
 
 @dataclass
 class Abort:
-    """What happened when the guard tripped."""
+    """What happened when the guard tripped. phase: of the samples, what was going on."""
 
     at_s: float
     available_bytes: int
     reason: str
     size_tokens: int | None
+    phase: str = "ramp"
     request_ended: bool = False
     recovered: bool = False
     recovery_s: float | None = None
@@ -114,7 +128,11 @@ class Abort:
 
 @dataclass
 class Run:
-    """One ramp. `machine` and `engine` are facts for the report, as plain JSON values."""
+    """One ramp. `machine` and `engine` are facts for the report, as plain JSON values.
+
+    image: what the engine runs in, as the operator names it. signals: whether the guard could signal the engine, in
+    words. swap_in_pages, kernel_oom, psi_full_max: see decide.Sample; over the whole run.
+    """
 
     label: str
     started_s: float
@@ -124,13 +142,20 @@ class Run:
     machine: dict[str, Any]
     engine: dict[str, Any]
     sizes_tokens: list[int]
+    image: str | None = None
     guard_bytes: int = 0
+    start_guard_bytes: int = 0
     headroom_bytes: int | None = None
     baseline_bytes: int = 0
     sample_interval_s: float = 0.0
     samples: int = 0
     largest_sample_gap_s: float = 0.0
     locked_in_memory: bool = False
+    signals: str = ""
+    swap_in_pages: int = 0
+    kernel_oom: int = 0
+    psi_full_max: float | None = None
+    steps: list[Step] = field(default_factory=list)
     chunk_source: str = ""
     probes: list[Probe] = field(default_factory=list)
     abort: Abort | None = None
@@ -152,6 +177,34 @@ class Run:
         return min((p.low_water_bytes for p in self.probes if p.low_water_bytes is not None), default=None)
 
 
+def holds_for(run: Run) -> dict[str, str]:
+    """What a verdict holds for. On another host, image, engine, with other flags or other chunks it says nothing."""
+    chunks = [
+        str((state.get("effective") or {}).get("summary") or state.get("mode")) for state in run.engine["dynchunk"]
+    ]
+    return {
+        "host": str(run.machine.get("machine_id")),
+        "driver": str(run.machine.get("driver")),
+        "image": str(run.image),
+        "engine": f"SGLang {run.engine.get('version')}",
+        "model": str(run.engine.get("model")),
+        "flags": ", ".join(f"{name}={value}" for name, value in sorted(run.engine["flags"].items())),
+        "chunk": "; ".join([f"static {run.engine['flags'].get('chunked_prefill_size')}", *chunks]),
+    }
+
+
+def smallest_aborted_tokens(earlier: Sequence[Run], run: Run) -> int | None:
+    """The smallest size that the guard has ended before, under the very conditions of `run`."""
+    sizes = [
+        probe.size_tokens
+        for before in earlier
+        if holds_for(before) == holds_for(run)
+        for probe in before.probes
+        if probe.verdict is Verdict.GUARDED
+    ]
+    return min(sizes, default=None)
+
+
 def to_json(run: Run) -> dict[str, Any]:
     """Plain JSON values; times to the millisecond."""
     values: dict[str, Any] = _rounded(asdict(run))
@@ -167,6 +220,7 @@ def from_json(values: Mapping[str, Any]) -> Run:
         Probe(**{**p, "verdict": Verdict(p["verdict"]), "chunks": [Chunk(*c) for c in p["chunks"]]})
         for p in fields.pop("probes")
     ]
+    fields["steps"] = [Step(*step) for step in fields.get("steps", [])]
     abort = fields.pop("abort")
     outcome = Outcome(fields.pop("outcome"))
     return Run(**fields, probes=probes, abort=Abort(**abort) if abort else None, outcome=outcome)

@@ -1,8 +1,8 @@
-"""The thread that reads MemAvailable and pulls the trigger.
+"""The thread that reads memory and pulls the trigger.
 
-The host may be seconds from freezing when it matters, so the thread imports, forks and opens nothing once it runs:
-/proc/meminfo stays open and is read again from its start. It decides itself, because the main thread waits for
-the server or draws. What it calls must return at once.
+The host may be seconds from freezing when it matters, so the thread imports, forks and opens nothing once it runs, and
+asks neither driver nor Docker. It decides itself, because the main thread waits for the server or draws. What it calls
+must return at once.
 """
 
 from __future__ import annotations
@@ -10,72 +10,58 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.verify.decide import Action, Decision, Limits, Sample, decide
+from scripts.verify.decide import IDLE, Action, Decision, Limits, Sample, decide
 from scripts.verify.errors import MemguardError
+from scripts.verify.host import Host
 
-MEMINFO = Path("/proc/meminfo")
 INTERVAL_S = 0.1
 SLOWEST_PROMISED_S = 0.25
 
-_READ_BYTES = 8192
-_MCL_CURRENT = 1
+_MCL_CURRENT, _MCL_FUTURE = 1, 2
+_CAP_IPC_LOCK = 1 << 14
 _NICE = -10
 
 
-class Meminfo:
-    """An open /proc/meminfo."""
-
-    def __init__(self, path: Path = MEMINFO) -> None:
-        try:
-            self._fd = os.open(path, os.O_RDONLY)
-        except OSError as error:
-            raise MemguardError(f"cannot read {path}: {error.strerror}; memguard needs Linux") from None
-        try:
-            self.read()
-        except ValueError:
-            os.close(self._fd)
-            raise MemguardError(f"{path} has no MemAvailable; memguard needs Linux 3.14 or later") from None
-
-    def read(self) -> tuple[int, int, int]:
-        """(MemAvailable, MemFree, SwapFree) in bytes."""
-        data = os.pread(self._fd, _READ_BYTES, 0)
-        return _field_bytes(data, b"MemAvailable:"), _field_bytes(data, b"MemFree:"), _field_bytes(data, b"SwapFree:")
-
-    def close(self) -> None:
-        """Give the file back."""
-        os.close(self._fd)
-
-
 class Sampler(threading.Thread):
-    """Reads until `end`. Once armed it calls `on_abort` with the first decision to abort, once, in its own thread."""
+    """Reads until `end`. Once armed it calls `on_danger` in its own thread whenever a decision to abort or to escalate
+    is harder than those before it. `phase` and `running` go into the samples: whoever knows them sets them.
+
+    keep: the number of samples kept, for a watch without end; None: all.
+    """
 
     def __init__(
-        self, meminfo: Meminfo, on_abort: Callable[[Decision, Sample], None], interval_s: float = INTERVAL_S
+        self,
+        host: Host,
+        on_danger: Callable[[Decision, Sample], None],
+        interval_s: float = INTERVAL_S,
+        keep: int | None = None,
     ) -> None:
         super().__init__(name="memguard-sampler", daemon=True)
-        self.samples: list[Sample] = []  # grows at its end only, so that other threads may read it
+        self.samples: list[Sample] = []  # grows at its end only (but for `keep`), so that other threads may read it
         self.latest = Decision(Action.CONTINUE, "")
-        self._meminfo = meminfo
-        self._on_abort = on_abort
+        self.phase = IDLE
+        self.running: int | None = None
+        self._host = host
+        self._on_danger = on_danger
         self._interval_s = interval_s
-        self._limits: Limits | None = None
+        self._keep = keep
+        self._limits: Limits | Mapping[str, Limits] | None = None
+        self._told = Action.WARN
         self._error: Exception | None = None
         self._ended = threading.Event()
         # Unix time that cannot jump: a clock that is set during the ramp must not look like a fall.
         self._epoch_s = time.time() - time.monotonic()
 
-    def arm(self, limits: Limits) -> None:
-        """From now on, decide."""
+    def arm(self, limits: Limits | Mapping[str, Limits]) -> None:
+        """From now on, decide; what was told before may be told again."""
+        self._told = Action.WARN
         self._limits = limits
-
-    def disarm(self) -> None:
-        """Go on reading, decide nothing."""
-        self._limits = None
 
     def now_s(self) -> float:
         """Unix seconds on the clock of the samples."""
@@ -102,17 +88,21 @@ class Sampler(threading.Thread):
         except Exception as error:
             self._error = error
         finally:
-            self._meminfo.close()
+            self._host.close()
 
     def _step(self) -> None:
-        self.samples.append(Sample(self.now_s(), *self._meminfo.read()))
+        reading = self._host.read()
+        self.samples.append(Sample(self.now_s(), *reading, self.running, self.phase))
+        if self._keep is not None and len(self.samples) > 2 * self._keep:
+            del self.samples[: -self._keep]
         limits = self._limits
         if limits is None:
             return
-        self.latest = decide(self.samples, limits)
-        if self.latest.action is Action.ABORT:
-            self._limits = None
-            self._on_abort(self.latest, self.samples[-1])
+        decision = decide(self.samples, limits)
+        self.latest = decision
+        if decision.action.severity > self._told.severity:
+            self._told = decision.action
+            self._on_danger(decision, self.samples[-1])
 
 
 def hold_ground() -> bool:
@@ -123,12 +113,25 @@ def hold_ground() -> bool:
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+    # With a limit, locking what comes later as well would end in a failed allocation.
+    later = _MCL_FUTURE if _may_lock_without_limit() else 0
     try:
-        return int(ctypes.CDLL(None).mlockall(_MCL_CURRENT)) == 0
+        return int(ctypes.CDLL(None).mlockall(_MCL_CURRENT | later)) == 0
     except (OSError, AttributeError):
         return False
 
 
-def _field_bytes(data: bytes, name: bytes) -> int:
-    start = data.index(name) + len(name)
-    return int(data[start : data.index(b"kB", start)]) * 1024
+def let_go() -> None:
+    """Nothing is watched any more: drawing plots needs no locked memory."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).munlockall()
+
+
+def _may_lock_without_limit() -> bool:
+    if resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == resource.RLIM_INFINITY:
+        return True
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return bool(int(status.partition("CapEff:")[2].split(None, 1)[0], 16) & _CAP_IPC_LOCK)
+    except (OSError, ValueError, IndexError):
+        return False

@@ -27,7 +27,7 @@ class Server:
 
     def __init__(self, url: str, api_key: str | None, *, option: str = "--url", program: str = "memguard") -> None:
         self.url = url.rstrip("/")
-        self._shown = without_password(self.url)
+        self.shown = without_password(self.url)
         self._option = option
         self._program = program
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -47,7 +47,7 @@ class Server:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise MemguardError(f"{self._shown}/server_info did not answer as SGLang does; is this another server?")
+            raise MemguardError(f"{self.shown}/server_info did not answer as SGLang does; is this another server?")
         return answer
 
     def context_tokens(self) -> int | None:
@@ -64,7 +64,7 @@ class Server:
             self._call("POST", f"/flush_cache?timeout={FLUSH_WAIT_S}", answer_s=FLUSH_WAIT_S + ANSWER_S)
         except RefusedError:
             raise MemguardError(
-                f"the server at {self._shown} is busy with other requests; {self._program} needs it to itself"
+                f"the server at {self.shown} is busy with other requests; {self._program} needs it to itself"
             ) from None
 
     def generate(self, body: bytes, timeout_s: float) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Server:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise MemguardError(f"{self._shown}/generate did not answer with a JSON object")
+            raise MemguardError(f"{self.shown}/generate did not answer with a JSON object")
         return answer
 
     def stream(self, body: bytes, timeout_s: float) -> Iterator[dict[str, Any]]:
@@ -90,22 +90,34 @@ class Server:
         ):
             if response.is_error:
                 response.read()
-            _raise_for(response, self._shown, path)
+            _raise_for(response, self.shown, path)
             for line in response.iter_lines():
                 if line == "data: [DONE]":
                     return
                 if line.startswith("data: "):
                     yield self._event(line.removeprefix("data: "))
-        raise ServerGoneError(f"the answer of {self._shown} broke off; the server's log says why")
+        raise ServerGoneError(f"the answer of {self.shown} broke off; the server's log says why")
 
     def abort(self, rid: str) -> None:
         """Ask the engine to end a request; it does so when the chunk in flight is done. An unknown rid is no error."""
         self._call("POST", "/abort_request", json={"rid": rid}, answer_s=ABORT_ANSWER_S)
 
-    def healthy(self) -> bool:
+    def abort_all(self) -> None:
+        """Ask the engine to end every request it has."""
+        self._call("POST", "/abort_request", json={"rid": "", "abort_all": True}, answer_s=ABORT_ANSWER_S)
+
+    def requests(self) -> int | None:
+        """How many requests the engine has, running and waiting; None where it does not say or does not answer."""
+        try:
+            loads = self._call("GET", "/v1/loads?include=core", answer_s=ABORT_ANSWER_S).json()["loads"]
+            return sum(_requests(load) for load in loads)
+        except (MemguardError, ValueError, KeyError, TypeError):
+            return None
+
+    def healthy(self, answer_s: float = HEALTH_ANSWER_S) -> bool:
         """Whether the engine's own check passes."""
         try:
-            self._call("GET", "/health", answer_s=HEALTH_ANSWER_S)
+            self._call("GET", "/health", answer_s=answer_s)
         except MemguardError:
             return False
         return True
@@ -119,7 +131,7 @@ class Server:
             response = self._client.request(
                 method, self.url + path, content=body, json=json, headers=headers, timeout=timeout
             )
-        _raise_for(response, self._shown, path)
+        _raise_for(response, self.shown, path)
         return response
 
     @contextlib.contextmanager
@@ -129,16 +141,16 @@ class Server:
             yield
         except httpx.ConnectError:
             raise ServerGoneError(
-                f"no server answers at {self._shown}; start one there or say where it is with {self._option}"
+                f"no server answers at {self.shown}; start one there or say where it is with {self._option}"
             ) from None
         except httpx.TimeoutException:
-            raise ServerTimeoutError(f"{self._shown}{path} did not answer within {answer_s:g} s") from None
+            raise ServerTimeoutError(f"{self.shown}{path} did not answer within {answer_s:g} s") from None
         except (httpx.InvalidURL, httpx.UnsupportedProtocol):
-            raise MemguardError(f"{self._shown!r} is not an address like http://127.0.0.1:30000") from None
+            raise MemguardError(f"{self.shown!r} is not an address like http://127.0.0.1:30000") from None
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
             raise ServerGoneError(
-                f"the connection to {self._shown} broke ({reason}); the server's log says why"
+                f"the connection to {self.shown} broke ({reason}); the server's log says why"
             ) from None
 
     def _event(self, data: str) -> dict[str, Any]:
@@ -148,14 +160,21 @@ class Server:
         except ValueError:
             event = None
         if not isinstance(event, dict):
-            raise MemguardError(f"{self._shown}/generate did not answer as SGLang does; is this another server?")
+            raise MemguardError(f"{self.shown}/generate did not answer as SGLang does; is this another server?")
         error = event.get("error")
         if error is None:
             return event
         message = error.get("message") if isinstance(error, dict) else error
         if isinstance(error, dict) and error.get("code", 400) != 400:
-            raise MemguardError(f"{self._shown}/generate ended with {error['code']}: {message}")
+            raise MemguardError(f"{self.shown}/generate ended with {error['code']}: {message}")
         raise RefusedError(f"/generate: {message}")
+
+
+def _requests(load: dict[str, Any]) -> int:
+    """Of one rank. A long prompt between two of its chunks is in neither count; its open tokens tell."""
+    waiting = int(load["num_waiting_reqs"])
+    between_chunks = not waiting and int(load.get("num_waiting_uncached_tokens") or 0) > 0
+    return int(load["num_running_reqs"]) + waiting + between_chunks
 
 
 def _raise_for(response: httpx.Response, url: str, path: str) -> None:

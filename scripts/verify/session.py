@@ -1,57 +1,127 @@
-"""The whole program without its command line: ask the server, choose the folder, run the ramp, write the report."""
+"""A ramp without its command line: ask or start the server, choose the folder, run the ramp, write the report."""
 
 from __future__ import annotations
 
-import socket
+import os
+import statistics
 import time
 import uuid
-from contextlib import closing
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 from rich.markup import escape
 
-from scripts.verify import engine, machine, prompts, records
+from scripts.verify import engine, launch, machine, place, prompts, records
+from scripts.verify.decide import START
+from scripts.verify.engine_process import EngineProcess
 from scripts.verify.errors import EXIT_ERROR, MemguardError
-from scripts.verify.guard import Guard
+from scripts.verify.host import Host
 from scripts.verify.options import Options, Surroundings
 from scripts.verify.progress import Display
 from scripts.verify.publish import REPORT, publish
 from scripts.verify.ramp import Ramp, Target
 from scripts.verify.redact import without_password
-from scripts.verify.results import Probe, Run
-from scripts.verify.sampler import Meminfo
+from scripts.verify.results import Probe, Run, smallest_aborted_tokens
 from scripts.verify.server import Server
 from scripts.verify.sources import ChunkSource
 from scripts.verify.watch import Watch
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """What a ramp is made of. earlier: the runs that the report's folder holds already."""
+
+    options: Options
+    around: Surroundings
+    server: Server
+    watch: Watch
+    earlier: list[Run]
+
+
 def run_memguard(options: Options, around: Surroundings) -> int:
     """-> the exit code. Raises MemguardError where nothing was measured."""
     _refuse_no_files(trace=options.trace, server_log=options.server_log)
-    with closing(Server(options.url, options.api_key)) as server:
-        info = server.info()
-        # The guard's only tool must work before it is needed; the engine takes an unknown request for an ended one.
-        server.abort(f"memguard-check-{uuid.uuid4().hex}")
-        facts = engine.facts(info)
-        target = Target(
-            server,
-            engine.longest_prompt(info, None if info.get("context_length") else server.context_tokens()),
-            prompts.id_range(engine.vocab_size(info)),
-        )
-        meminfo = Meminfo(around.meminfo)
+    niceness = os.getpriority(os.PRIO_PROCESS, 0)
+    with ExitStack() as stack:
+        server = stack.enter_context(closing(Server(options.url, options.api_key)))
+        facts = engine.NOTHING_KNOWN if options.launch else _ask(server)
+        found = _engine_process(options)
+        host = Host(around.proc, around.kmsg)
         machine_facts = machine.facts()
-        folder = _folder(options, around, machine_facts)
-        with closing(records.Recorder(folder)) as recorder, closing(Display(around.console)) as display:
-            run = _new_run(options, around, facts, machine_facts, recorder)
-            guard = Guard(server.abort)
-            watch = Watch(run, around, meminfo=meminfo, guard=guard, recorder=recorder, display=display)
-            source = ChunkSource(options.trace or engine.trace_path(facts), options.server_log)
-            Ramp(options, around, target=target, watch=watch, source=source).go()
-            return _finish(run, recorder, display)
+        earlier = records.load(options.append) if options.append else []
+        recorder = stack.enter_context(closing(records.Recorder(_folder(options, around, earlier, machine_facts))))
+        display = stack.enter_context(closing(Display(around.console)))
+        run = _new_run(options, around, facts, machine_facts, recorder)
+        run.signals = place.reach(found)
+        watch = Watch(run, around, host=host, post_abort=server.abort, engine=found, recorder=recorder, display=display)
+        parts = _Parts(options, around, server, watch, earlier)
+        with ExitStack() as started:  # the engine ends before the report is drawn
+            Ramp(options, around, server=server, watch=watch, begin=lambda: _begin(parts, started, niceness)).go()
+        return _finish(run, recorder, display)
+
+
+def _ask(server: Server) -> dict[str, Any]:
+    info = server.info()
+    # The guard's only tool must work before it is needed; the engine takes an unknown request for an ended one.
+    server.abort(f"memguard-check-{uuid.uuid4().hex}")
+    return engine.facts(info)
+
+
+def _begin(parts: _Parts, started: ExitStack, niceness: int) -> Target:
+    """With memory being read: have a server, and know what it takes."""
+    options, run = parts.options, parts.watch.run
+    log = options.server_log
+    if options.launch:
+        log = _launch(parts, started, niceness)
+        if parts.watch.guard.tripped:
+            return Target(None, range(0), ChunkSource(None, None))
+        run.engine = _ask(parts.server)
+    run.label = _free_label(options, run.engine, parts.earlier)
+    run.notes += _warnings(options.url, run.engine)
+    info = parts.server.info()
+    return Target(
+        engine.longest_prompt(info, None if info.get("context_length") else parts.server.context_tokens()),
+        prompts.id_range(engine.vocab_size(info)),
+        ChunkSource(options.trace or engine.trace_path(run.engine), log),
+        smallest_aborted_tokens(parts.earlier, run),
+    )
+
+
+def _launch(parts: _Parts, started: ExitStack, niceness: int) -> Path:
+    """Start the engine under the guard, until it serves or the guard has tripped -> its log."""
+    options, around, watch = parts.options, parts.around, parts.watch
+    run = watch.run
+    log = watch.recorder.folder / run.samples_file.replace("samples", "server").replace(".jsonl", ".log")
+    mark = watch.mark()
+    watch.wait(around.baseline_s, lambda: False, "reading memory before the engine starts")
+    run.baseline_bytes = int(statistics.median(watch.readings(mark) or [0]))
+    watch.phase(START)
+    watch.arm(options.guard_bytes or options.start_guard_bytes, options.start_guard_bytes)
+    watch.display.say(f"the engine starts; its log: {escape(str(log))}")
+    process = started.enter_context(launch.launched(options.launch, log, niceness))
+    if options.signals:
+        watch.guard.engine = launch.held(process)
+    run.signals = place.reach(watch.guard.engine)
+
+    def tick(phase: str) -> None:
+        watch.phase(phase)
+        watch.tick(watch.moment("waiting for the engine"))
+
+    launch.wait_until_serving(
+        process, parts.server.healthy, tripped=lambda: watch.guard.tripped, tick=tick, at_most_s=around.start_s, log=log
+    )
+    return log
+
+
+def _engine_process(options: Options) -> EngineProcess | str:
+    """The process that the guard may signal if an abort is not enough, or why none."""
+    if options.launch:
+        return "it has not been started yet" if options.signals else place.SIGNALS_OFF
+    return place.engine_process(options.url) if options.signals else place.SIGNALS_OFF
 
 
 def _refuse_no_files(**options: Path | None) -> None:
@@ -61,9 +131,9 @@ def _refuse_no_files(**options: Path | None) -> None:
             raise MemguardError(f"--{name.replace('_', '-')} {path}: not a file; name the one the server writes to")
 
 
-def _folder(options: Options, around: Surroundings, machine_facts: dict[str, Any]) -> Path:
+def _folder(options: Options, around: Surroundings, earlier: list[Run], machine_facts: dict[str, Any]) -> Path:
     if options.append is not None:
-        for run in records.load(options.append):
+        for run in earlier:
             if run.machine.get("machine_id") != machine_facts["machine_id"]:
                 raise MemguardError(
                     f"{options.append} holds a run of another machine ({run.label}); figures of two machines do not "
@@ -83,7 +153,7 @@ def _new_run(
     recorder: records.Recorder,
 ) -> Run:
     return Run(
-        label=_free_label(options, facts),
+        label=options.label or engine.label(facts),
         started_s=time.time(),
         date=_today(),
         command=options.command,
@@ -91,18 +161,19 @@ def _new_run(
         machine=machine_facts,
         engine=facts,
         sizes_tokens=list(options.sizes_tokens),
+        image=options.image,
         guard_bytes=options.guard_bytes or 0,
+        start_guard_bytes=options.start_guard_bytes,
         headroom_bytes=options.headroom_bytes,
         sample_interval_s=around.sample_interval_s,
         probes=[Probe(size) for size in options.sizes_tokens],
-        notes=_warnings(options.url, facts),
         samples_file=recorder.samples_file,
     )
 
 
-def _free_label(options: Options, facts: dict[str, Any]) -> str:
+def _free_label(options: Options, facts: dict[str, Any], earlier: list[Run]) -> str:
     label = options.label or engine.label(facts)
-    taken = {run.label for run in records.load(options.append)} if options.append else set()
+    taken = {run.label for run in earlier}
     number = 1
     free = label
     while free in taken:
@@ -117,26 +188,12 @@ def _warnings(url: str, facts: dict[str, Any]) -> list[str]:
     if int(facts["flags"].get("nnodes", 1)) > 1:
         warnings.append("The server runs on several machines; memory was watched on this one only.")
     host = httpx.URL(url).host
-    if not _in_container() and not _is_here(host):
+    if not place.in_container() and not place.is_here(host):
         warnings.append(
             f"Memory was watched on the machine that memguard ran on, and {host} is none of its addresses: run it on "
             "the server's."
         )
     return warnings
-
-
-def _in_container() -> bool:
-    """A container has addresses of its own and the host's /proc/meminfo: the server's address says nothing there."""
-    return Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
-
-
-def _is_here(host: str) -> bool:
-    try:
-        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
-    except OSError:
-        return True  # nobody will answer there, and that is said elsewhere
-    own = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
-    return any(a in own or a.startswith("127.") or a in ("::1", "0.0.0.0", "::") for a in addresses)  # noqa: S104
 
 
 def _finish(run: Run, recorder: records.Recorder, display: Display) -> int:

@@ -6,45 +6,81 @@ import itertools
 import time
 from collections.abc import Callable
 
-from scripts.verify.decide import Action, Limits
+from scripts.verify.decide import Action, by_phase
+from scripts.verify.device import Devices
+from scripts.verify.engine_process import EngineProcess
 from scripts.verify.errors import RecordError
 from scripts.verify.guard import Guard
+from scripts.verify.host import Host
 from scripts.verify.options import Surroundings
 from scripts.verify.progress import Display, Now
 from scripts.verify.records import Recorder
 from scripts.verify.results import Run
-from scripts.verify.sampler import Meminfo, Sampler
+from scripts.verify.sampler import Sampler, let_go
 
 
 class Watch:
     """Everything that watches one run. All of it but the sampler and the abort happens in the caller's thread."""
 
     def __init__(
-        self, run: Run, around: Surroundings, *, meminfo: Meminfo, guard: Guard, recorder: Recorder, display: Display
+        self,
+        run: Run,
+        around: Surroundings,
+        *,
+        host: Host,
+        post_abort: Callable[[str], None],
+        engine: EngineProcess | str,
+        recorder: Recorder,
+        display: Display,
     ) -> None:
         self.run = run
-        self.guard = guard
         self.display = display
         self.recorder = recorder
+        self.devices = Devices()
         self._around = around
-        self._sampler = Sampler(meminfo, guard.trip, around.sample_interval_s)
+        self.guard = Guard(
+            post_abort,
+            now_s=self.now_s,
+            in_danger=self.in_danger,
+            engine=engine,
+            patience_s=around.patience_s,
+        )
+        self._sampler = Sampler(host, self.guard.act, around.sample_interval_s)
+        self._steps_shown = 0
 
     def start(self) -> None:
         """Start reading. Nothing is sent to the server before this."""
         self.run.locked_in_memory = self._around.hold_ground()
         self.guard.start()
+        self.devices.start()
         self._sampler.start()
 
-    def arm(self, limits: Limits) -> None:
+    def arm(self, guard_bytes: int, start_guard_bytes: int) -> None:
         """From now on the guard trips."""
-        self._sampler.arm(limits)
+        self._sampler.arm(by_phase(guard_bytes, start_guard_bytes, self._around.escalate_s))
+
+    def phase(self, name: str, running: int | None = 0) -> None:
+        """What is going on now, and how many requests the engine has; it decides which limits count."""
+        self._sampler.phase, self._sampler.running = name, running
 
     def end(self) -> None:
         """Stop reading, and write down what was read last."""
         self._sampler.end()
         self.guard.end()
+        self.devices.end()
+        self._show_steps()
         self.display.close()
+        if self.run.locked_in_memory:
+            let_go()
         samples = self._sampler.samples
+        self.run.steps = list(self.guard.steps)
+        if samples:
+            first, last = samples[0], samples[-1]
+            self.run.swap_in_pages = last.swap_in_pages - first.swap_in_pages
+            self.run.kernel_oom = last.kernel_oom - first.kernel_oom
+            self.run.psi_full_max = max(
+                (sample.psi_full_avg10 for sample in samples if sample.psi_full_avg10 is not None), default=None
+            )
         self.run.ended_s = self.now_s()
         self.run.samples = len(samples)
         self.run.largest_sample_gap_s = max(
@@ -73,6 +109,10 @@ class Watch:
         samples = self._sampler.samples
         return samples[-1].available_bytes if samples else 0
 
+    def in_danger(self) -> bool:
+        """Whether memory is so short that requests have to end."""
+        return self._sampler.latest.action.severity >= Action.ABORT.severity
+
     def warning(self) -> bool:
         """Whether memory is close to the guard."""
         return self._sampler.latest.action is not Action.CONTINUE
@@ -85,6 +125,7 @@ class Watch:
     def tick(self, now: Now) -> None:
         """Record and show one moment. Raises MemguardError when memory is no longer read or recorded."""
         self._sampler.check()
+        self._show_steps()
         self._record(raising=not self.guard.tripped)  # after a trip, memory matters more than the record
         self.display.now(now)
 
@@ -101,6 +142,12 @@ class Watch:
         available = self.available_bytes()
         low = self.run.low_water_bytes
         return Now(available, available if low is None else low, self.run.guard_bytes, doing=doing)
+
+    def _show_steps(self) -> None:
+        steps = self.guard.steps[self._steps_shown :]
+        self._steps_shown += len(steps)
+        for step in steps:
+            self.display.problem(step.what)
 
     def _record(self, *, raising: bool) -> None:
         try:

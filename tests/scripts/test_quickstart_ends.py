@@ -24,12 +24,12 @@ DRIVER = """
 import sys
 from pathlib import Path
 import typer
-from scripts import quickstart, reference
+from scripts import ending, quickstart, reference
 folder = Path(sys.argv.pop(1))
 quickstart.CACHE, quickstart.LOGS = folder / "cache", folder / "logs"
 quickstart.SERVE = (sys.executable, "-m", "tests.verify.fake_engine_process")
 reference.make_model = lambda: None
-reference.STOP_S = 1.0
+ending.STOP_S = 1.0
 reference.platform_environ = lambda: {
     "PYTHONPATH": f"{quickstart.ROOT}/adapter:{quickstart.ROOT}",
     "FAKE_ENGINE": folder.joinpath("fake.json").read_text(),

@@ -24,6 +24,8 @@ QUICK = {
     "tick_s": 0.02,
     "abort_wait_s": 1.0,
     "recovery_s": 0.4,
+    "escalate_s": 0.3,
+    "patience_s": 0.5,
     "hold_ground": lambda: False,
 }
 
@@ -79,7 +81,13 @@ def memguard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
         output = io.StringIO()
         surroundings = Surroundings(
             Console(file=output, width=200),
-            **{"logs": tmp_path / "logs", "meminfo": engine.meminfo, **QUICK, **(around or {})},
+            **{
+                "logs": tmp_path / "logs",
+                "proc": engine.folder,
+                "kmsg": engine.folder / "kmsg",
+                **QUICK,
+                **(around or {}),
+            },
         )
         if "headroom_bytes" not in how:
             how.setdefault("guard_bytes", 2 * GIB)

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.verify.decide import GIB, Action, Limits, Sample, decide, projected_low_bytes
+from scripts.verify.decide import (
+    GIB,
+    IDLE,
+    LOAD,
+    PHASES,
+    RAMP,
+    START,
+    Action,
+    Limits,
+    Sample,
+    by_phase,
+    decide,
+    projected_low_bytes,
+)
 
 MIB = 2**20
 
 
-def readings(available_gib: Iterable[float], every_s: float = 1.0, free_bytes: int = GIB) -> list[Sample]:
-    return [Sample(index * every_s, round(gib * GIB), free_bytes, 0) for index, gib in enumerate(available_gib)]
+def readings(available_gib: Iterable[float], every_s: float = 1.0, free_bytes: int = GIB, **more: Any) -> list[Sample]:
+    return [Sample(index * every_s, round(gib * GIB), free_bytes, **more) for index, gib in enumerate(available_gib)]
 
 
 def actions(samples: Sequence[Sample], limits: Limits) -> set[Action]:
@@ -102,7 +117,94 @@ def as_samples(
     return samples
 
 
-SEVERITY = [Action.CONTINUE, Action.WARN, Action.ABORT]
+SEVERITY = list(Action)
+
+
+def test_a_collapse_aborts_in_every_phase() -> None:
+    """The collapse was reported of an engine that started: its phase does not hide it, but nothing can be aborted."""
+    for phase in PHASES:
+        samples = readings([22, 18, 13], phase=phase)
+        action = decide(samples, by_phase(2 * GIB, 2 * GIB)).action
+        assert action is (Action.ESCALATE if phase in (START, LOAD) else Action.ABORT)
+
+
+def test_a_healthy_start_is_left_alone() -> None:
+    """119 GiB: weights at 2 GiB/s, then 38 GiB of KV cache in 2.5 s, read at 1 and at 10 Hz. What is left is 20 GiB."""
+    limits = by_phase(2 * GIB, 2 * GIB)
+    for rate in (1, 10):
+        weights = [115 - 2 * second / rate for second in range(28 * rate)]
+        cache = [weights[-1] - 38 * step / (2.5 * rate) for step in range(1, int(2.5 * rate) + 1)]
+        start = readings([117.0] * 5 * rate, 1 / rate, phase=START)
+        load = readings([*weights, *cache, *[weights[-1] - 38] * 10 * rate], 1 / rate, phase=LOAD)
+        samples = [*start, *(sample._replace(t_s=sample.t_s + 5) for sample in load)]
+        assert {decide(samples[: n + 1], limits).action for n in range(len(samples))} == {Action.CONTINUE}
+
+
+def test_each_phase_has_its_own_guard() -> None:
+    """While the engine starts a lower guard may count than while it serves."""
+    limits = by_phase(8 * GIB, 2 * GIB)
+    at = {phase: decide(readings([6.0], phase=phase), limits).action for phase in PHASES}
+    assert at == {START: Action.CONTINUE, LOAD: Action.CONTINUE, RAMP: Action.ABORT, IDLE: Action.ABORT}
+
+
+def test_the_kernels_lines_alone_do_not_abort() -> None:
+    """Healthy starts log one line each and a host at rest had 55: far from the guard none counts, close to it one is
+    not enough.
+    """
+    limits = Limits.at(2 * GIB)
+    for available, expected in ((20.0, Action.CONTINUE), (2.3, Action.WARN)):
+        samples = [s._replace(kernel_oom=55 * n) for n, s in enumerate(readings([available] * 5))]
+        assert decide(samples, limits).action is expected
+
+
+@pytest.mark.parametrize(
+    ("oom", "psi", "swap_ins", "expected"),
+    [
+        (1, 0.0, 0, Action.WARN),
+        (0, 40.0, 0, Action.WARN),
+        (0, None, 3_000, Action.WARN),
+        (1, 40.0, 0, Action.ABORT),
+        (1, None, 3_000, Action.ABORT),
+        (0, 40.0, 3_000, Action.ABORT),
+        (1, 40.0, 3_000, Action.ABORT),
+        (1, 5.0, 100, Action.WARN),
+    ],
+)
+def test_close_to_the_guard_two_signs_of_distress_abort(
+    oom: int, psi: float | None, swap_ins: int, expected: Action
+) -> None:
+    """Kernel lines, pressure and swap-ins are one vote each; 3,000 swap-ins a second were seen before a freeze."""
+    samples = [Sample(float(n), round(2.3 * GIB), GIB, swap_ins * n, psi, oom if n > 2 else 0) for n in range(6)]
+    assert decide(samples, Limits.at(2 * GIB)).action is expected
+    far = [sample._replace(available_bytes=3 * GIB) for sample in samples]
+    assert decide(far, Limits.at(2 * GIB)).action is Action.CONTINUE
+
+
+def test_below_the_guard_for_five_seconds_escalates() -> None:
+    """An abort that frees nothing and ends nothing is followed by harder means, not before 5 s have gone."""
+    samples = readings([8, *[1.5] * 60], 0.1, running=1)
+    limits = Limits.at(2 * GIB)
+    first = next(s for n, s in enumerate(samples) if decide(samples[: n + 1], limits).action is Action.ESCALATE)
+    assert 4.7 < first.t_s - samples[1].t_s < 5.3
+    assert "no request ended" in decide(samples, limits).reason
+    assert {decide(samples[: n + 1], limits).action for n in range(1, 45)} == {Action.ABORT}
+
+
+def test_memory_that_came_back_does_not_escalate() -> None:
+    """A dip of every chunk below the guard is no 5 s below it."""
+    samples = readings([3.0 if index % 20 == 0 else 1.5 for index in range(200)], 0.1, running=1)
+    assert actions(samples, Limits.at(2 * GIB)) == {Action.ABORT, Action.CONTINUE}
+
+
+def test_a_request_that_ended_was_heard() -> None:
+    """Fewer requests than 5 s ago, or none at all: memory gets its time. Where nobody knows, 5 s are enough."""
+    limits = Limits.at(2 * GIB)
+    low = [1.5] * 60
+    assert decide(readings(low, 0.1, running=0), limits).action is Action.ABORT
+    fell = [s._replace(running=3 if s.t_s < 3 else 2) for s in readings(low, 0.1)]
+    assert decide(fell, limits).action is Action.ABORT
+    assert decide(readings(low, 0.1, running=2), limits).action is Action.ESCALATE
+    assert decide(readings(low, 0.1), limits).action is Action.ESCALATE
 
 
 @given(series, memory_bytes, memory_bytes)
@@ -134,7 +236,7 @@ def test_below_the_guard_always_aborts(rows: list[tuple[float, int, int]], guard
     """Nothing that happened before makes up for a reading below the guard."""
     samples = as_samples(rows)
     if samples[-1].available_bytes < guard_bytes:
-        assert decide(samples, Limits.at(guard_bytes)).action is Action.ABORT
+        assert decide(samples, Limits.at(guard_bytes)).action.severity >= Action.ABORT.severity
 
 
 def test_projection_goes_on_from_the_last_two_sizes() -> None:

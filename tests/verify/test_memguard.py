@@ -173,9 +173,9 @@ def test_samples_reach_the_disk(start_engine: Start, memguard: Memguard) -> None
     ran = memguard(start_engine(), 4_000)
     lines = [json.loads(line) for line in (ran.folder / "samples.jsonl").read_text().splitlines()]
     assert len(lines) == ran.run.samples
-    assert lines[0]["t_s"] < (ran.run.probes[0].start_s or 0)
-    assert [line["t_s"] for line in lines] == sorted(line["t_s"] for line in lines)
-    assert min(line["available_bytes"] for line in lines) == ran.run.probes[0].low_water_bytes
+    assert lines[0]["t"] < (ran.run.probes[0].start_s or 0)
+    assert [line["t"] for line in lines] == sorted(line["t"] for line in lines)
+    assert min(line["mem_available_bytes"] for line in lines) == ran.run.probes[0].low_water_bytes
 
 
 def test_the_report_names_engine_settings_and_machine(start_engine: Start, memguard: Memguard) -> None:
@@ -336,10 +336,42 @@ def test_less_memory_than_the_guard_from_the_start(start_engine: Start, memguard
     assert "nothing was sent" in ran.report
 
 
-def test_a_size_that_is_expected_to_trip_is_announced(start_engine: Start, memguard: Memguard) -> None:
-    """Two sizes show the slope; a third that leads below the guard is announced before it is sent."""
-    ran = memguard(start_engine(), 4_000, 8_000, 30_000)
-    assert "30,000 tokens take MemAvailable to 0.00 GiB: expect the guard" in ran.shown
+def test_a_size_that_would_cross_the_guard_is_not_tried(start_engine: Start, memguard: Memguard) -> None:
+    """Two sizes show the slope; a third that leads below the guard ends the ramp before it is sent. Exit code 2."""
+    engine = start_engine()
+    ran = memguard(engine, 4_000, 8_000, 30_000, 60_000)
+    assert ran.code == 2
+    assert ran.run.outcome is Outcome.PROJECTED
+    assert [len(prompt) for prompt in engine.prompts] == [4_000, 8_000]
+    verdicts = [probe.verdict for probe in ran.run.probes]
+    assert verdicts == [Verdict.PASSED, Verdict.PASSED, Verdict.PROJECTED, Verdict.NOT_RUN]
+    assert not aborted_rids(engine)
+    for text in (ran.shown, ran.report):
+        assert "the sizes before lead to MemAvailable 0.00 GiB, the guard is at 2.00 GiB" in text
+
+
+def test_a_projection_can_be_passed(start_engine: Start, memguard: Memguard) -> None:
+    """Where the guard shall be seen tripping, the size is announced and tried."""
+    engine = start_engine()
+    ran = memguard(engine, 4_000, 8_000, 30_000, past_projection=True)
+    assert ran.code == 2
+    assert ran.run.outcome is Outcome.GUARD
+    assert len(engine.prompts) == 3
+    assert "30,000 tokens: the sizes before lead to MemAvailable 0.00 GiB" in ran.shown
+
+
+def test_a_size_that_was_aborted_is_not_tried_again(start_engine: Start, memguard: Memguard) -> None:
+    """With the very same chunk neither it nor a larger one; with a smaller chunk it is."""
+    first = memguard(start_engine(), 2_000, 30_000)
+    engine = start_engine()
+    again = memguard(engine, 2_000, 30_000, 40_000, append=first.folder)
+    assert again.code == 1
+    assert [probe.verdict for probe in again.run.probes] == [Verdict.PASSED, Verdict.REFUSED, Verdict.REFUSED]
+    assert "30,000 tokens were ended by the guard before with this very chunk" in again.report
+    assert [len(prompt) for prompt in engine.prompts] == [2_000]
+    other = start_engine(static_tokens=100, chunk_s=0.002)
+    assert memguard(other, 2_000, 30_000, append=first.folder).code == 0
+    assert [len(prompt) for prompt in other.prompts] == [2_000, 30_000]
 
 
 def test_reports_are_never_overwritten(start_engine: Start, memguard: Memguard, tmp_path: Path) -> None:
@@ -448,8 +480,8 @@ import functools, sys
 from pathlib import Path
 from scripts.verify import memguard, options
 memguard.Surroundings = functools.partial(
-    options.Surroundings, logs=Path(sys.argv.pop(1)), meminfo=Path(sys.argv.pop(1)), sample_interval_s=0.01,
-    baseline_s=0.08, tick_s=0.02, recovery_s=0.4, hold_ground=lambda: False,
+    options.Surroundings, logs=Path(sys.argv.pop(1)), proc=Path(sys.argv.pop(1)), kmsg=Path("none"),
+    sample_interval_s=0.01, baseline_s=0.08, tick_s=0.02, recovery_s=0.4, hold_ground=lambda: False,
 )
 memguard.main()
 """
@@ -460,7 +492,7 @@ def start_program(
 ) -> subprocess.Popen[str]:
     """The program as a process of its own, with its exit code and its signals."""
     return subprocess.Popen(
-        [*before, sys.executable, "-c", PROGRAM, str(logs), str(engine.meminfo), "--url", engine.url, *arguments],
+        [*before, sys.executable, "-c", PROGRAM, str(logs), str(engine.folder), "--url", engine.url, *arguments],
         cwd=ROOT,
         env=clean_environ(PYTHONPATH=str(ROOT), COLUMNS="200"),
         stdout=subprocess.PIPE,
@@ -516,4 +548,5 @@ def test_the_guards_exit_code_is_the_programs(start_engine: Start, tmp_path: Pat
     process = start_program(start_engine(), tmp_path / "logs", "--sizes", "30k", "--guard-gib", "2")
     output, _ = process.communicate(timeout=15)
     assert process.returncode == 2, output
-    assert "below the guard of 2.00 GiB; the request is being aborted" in output
+    assert "below the guard of 2.00 GiB" in output
+    assert "the server is asked to abort memguard-30000-" in output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import threading
+import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +13,8 @@ import pytest
 
 from scripts.verify.decide import GIB, Action, Decision, Limits, Sample
 from scripts.verify.errors import MemguardError
-from scripts.verify.guard import Guard
-from scripts.verify.sampler import SLOWEST_PROMISED_S, Meminfo, Sampler
+from scripts.verify.host import Host
+from scripts.verify.sampler import SLOWEST_PROMISED_S, Sampler
 from tests.conftest import ROOT, run_python
 
 MIB = 2**20
@@ -42,7 +42,7 @@ def trips() -> list[tuple[Decision, Sample, float]]:
 
 @pytest.fixture
 def sampler(meminfo: Path, trips: list[tuple[Decision, Sample, float]]) -> Iterator[Sampler]:
-    sampler = Sampler(Meminfo(meminfo), lambda d, s: trips.append((d, s, time.monotonic())), 0.01)
+    sampler = Sampler(Host(meminfo.parent, meminfo), lambda d, s: trips.append((d, s, time.monotonic())), 0.01)
     sampler.start()
     yield sampler
     sampler.end()
@@ -56,10 +56,33 @@ def wait_for(condition: object, at_most_s: float = 2.0) -> None:
 
 def test_it_reads_what_psutil_reads() -> None:
     """The real /proc/meminfo, against an independent reader of it."""
-    available, free, swap_free = Meminfo().read()
-    assert available == pytest.approx(psutil.virtual_memory().available, abs=TOLERANCE_MEMORY)
-    assert free == pytest.approx(psutil.virtual_memory().free, abs=TOLERANCE_MEMORY)
-    assert swap_free == pytest.approx(psutil.swap_memory().free, abs=TOLERANCE_MEMORY)
+    reading = Host().read()
+    assert reading.available_bytes == pytest.approx(psutil.virtual_memory().available, abs=TOLERANCE_MEMORY)
+    assert reading.free_bytes == pytest.approx(psutil.virtual_memory().free, abs=TOLERANCE_MEMORY)
+    assert reading.swap_in_pages == psutil.swap_memory().sin // resource.getpagesize()
+
+
+def test_what_this_kernel_does_not_tell_is_unknown(meminfo: Path) -> None:
+    """Only MemAvailable has to be there; pressure that is not told is not 0."""
+    assert Host(meminfo.parent, meminfo.parent / "none").read() == (8 * GIB, GIB, 0, None, 0)
+
+
+def test_pressure_swap_and_the_kernels_words_are_read(meminfo: Path) -> None:
+    """Each from its file: pages swapped in, the pressure of 10 s, kills and out-of-memory lines since it was opened."""
+    folder = meminfo.parent
+    (folder / "vmstat").write_text("nr_free_pages 1\npswpin 300\npswpout 9\noom_kill 2\n")
+    (folder / "pressure").mkdir()
+    (folder / "pressure" / "memory").write_text(
+        "some avg10=9.00 avg60=0.00 avg300=0.00 total=1\nfull avg10=2.50 avg60=0.00 avg300=0.00 total=1\n"
+    )
+    kmsg = folder / "kmsg"
+    kmsg.write_text("4,1,1,-;Out of memory: Killed process 7\n")
+    host = Host(folder, kmsg)
+    assert host.read() == (8 * GIB, GIB, 300, 2.5, 2)
+    with kmsg.open("a") as file:
+        file.write("4,2,2,-;NVRM: ... NV_ERR_NO_MEMORY (0x51)\n")
+    assert host.read().kernel_oom == 3
+    host.close()
 
 
 def test_it_keeps_reading_while_the_program_is_busy(sampler: Sampler) -> None:
@@ -112,36 +135,73 @@ def test_a_failure_is_not_silent(sampler: Sampler, meminfo: Path) -> None:
 def test_it_says_where_memory_cannot_be_read(tmp_path: Path) -> None:
     """No /proc/meminfo (another system) and one without MemAvailable (an ancient kernel) are errors with the reason."""
     with pytest.raises(MemguardError, match="needs Linux"):
-        Meminfo(tmp_path / "none")
-    (tmp_path / "old").write_text("MemFree: 1 kB\nSwapFree: 0 kB\n")
+        Host(tmp_path / "none")
+    (tmp_path / "meminfo").write_text("MemFree: 1 kB\nSwapFree: 0 kB\n")
     with pytest.raises(MemguardError, match="no MemAvailable"):
-        Meminfo(tmp_path / "old")
+        Host(tmp_path)
 
 
-def test_nothing_is_opened_imported_or_forked_once_it_runs(meminfo: Path) -> None:
+def test_a_worse_decision_is_told_and_a_milder_one_is_not(
+    sampler: Sampler, meminfo: Path, trips: list[tuple[Decision, Sample, float]]
+) -> None:
+    """Abort, then escalate, each once; after it was armed anew, again."""
+    limits = Limits(2 * GIB, 3 * GIB, escalate_s=0.05)
+    write_meminfo(meminfo, 1 * GIB)
+    sampler.arm(limits)
+    wait_for(lambda: len(trips) >= 2)
+    time.sleep(0.1)
+    assert [decision.action for decision, _, _ in trips] == [Action.ABORT, Action.ESCALATE]
+    write_meminfo(meminfo, 8 * GIB)
+    time.sleep(0.1)
+    sampler.arm(limits)
+    time.sleep(0.1)
+    assert len(trips) == 2
+    write_meminfo(meminfo, 1 * GIB)
+    wait_for(lambda: len(trips) >= 3)
+    assert trips[2][0].action is Action.ABORT
+
+
+def test_phase_and_requests_are_in_the_samples(sampler: Sampler) -> None:
+    """What the main thread knows goes into the record, so that a replay decides alike."""
+    sampler.phase, sampler.running = "load", 3
+    wait_for(lambda: sampler.samples and sampler.samples[-1].running == 3)
+    assert sampler.samples[-1].phase == "load"
+
+
+def test_a_watch_without_end_keeps_the_newest_readings(meminfo: Path) -> None:
+    """Memory of the watch itself stays bounded."""
+    sampler = Sampler(Host(meminfo.parent, meminfo), lambda *_: None, 0.001, keep=10)
+    sampler.start()
+    time.sleep(0.3)
+    sampler.end()
+    assert 10 <= len(sampler.samples) <= 20
+    assert sampler.samples[-1].t_s - sampler.samples[0].t_s < 0.3
+
+
+def test_nothing_is_opened_imported_or_forked_once_it_runs() -> None:
     """The host may be about to freeze: from its start to the trigger the thread uses what it already has."""
     done = run_python(
-        f"""
+        """
 import sys, threading, time
-from pathlib import Path
 from scripts.verify.decide import Limits
 from scripts.verify.guard import Guard
-from scripts.verify.sampler import Meminfo, Sampler
+from scripts.verify.host import Host
+from scripts.verify.sampler import Sampler
 touched = []
 def audit(event, arguments):
     if threading.current_thread().name.startswith("memguard") and event.split(".")[0] in (
-        "open", "import", "os", "subprocess", "socket", "ctypes", "exec", "compile"
+        "open", "import", "os", "subprocess", "socket", "ctypes", "exec", "compile", "fcntl", "signal"
     ):
         touched.append((event, arguments))
 posted = threading.Event()
-guard = Guard(lambda rid: posted.set())
-sampler = Sampler(Meminfo(Path({str(meminfo)!r})), guard.trip, 0.01)
+guard = Guard(lambda rid: posted.set(), now_s=time.time, in_danger=lambda: True)
+sampler = Sampler(Host(), guard.act, 0.01)
 sys.addaudithook(audit)
 guard.start()
 guard.watch("probe")
 sampler.start()
 time.sleep(0.1)
-sampler.arm(Limits.at(9 * 2**30))
+sampler.arm(Limits.at(2**60))
 assert posted.wait(2)
 sampler.end()
 assert len(sampler.samples) > 5
@@ -151,57 +211,3 @@ print(touched)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
-
-
-def a_trip() -> tuple[Decision, Sample]:
-    return Decision(Action.ABORT, "why"), Sample(1.0, GIB, GIB, 0)
-
-
-def test_an_abort_that_came_too_early_is_sent_again() -> None:
-    """The engine ignores the abort of a request it does not know yet: it is repeated until the request is over."""
-    posted: list[str] = []
-    guard = Guard(posted.append, repeat_s=0.01)
-    guard.start()
-    guard.watch("probe")
-    guard.trip(*a_trip())
-    wait_for(lambda: len(posted) >= 3)
-    guard.release()
-    time.sleep(0.03)
-    count = len(posted)
-    time.sleep(0.05)
-    assert count >= 3
-    assert len(posted) == count
-    assert set(posted) == {"probe"}
-
-
-def test_an_abort_that_fails_is_sent_again() -> None:
-    """A server that does not answer in time is asked again; the last reason is kept for the report."""
-    answers = iter([MemguardError("busy"), None, None, None])
-    tried = threading.Semaphore(0)
-
-    def post(rid: str) -> None:
-        tried.release()
-        answer = next(answers, None)
-        if answer is not None:
-            raise answer
-
-    guard = Guard(post, repeat_s=0.01)
-    guard.start()
-    guard.watch("probe")
-    guard.trip(*a_trip())
-    assert tried.acquire(timeout=2)
-    assert tried.acquire(timeout=2)
-    guard.end()
-
-
-def test_a_trip_between_two_prompts_aborts_nothing() -> None:
-    """Without a request there is nothing to abort; the trip still ends the ramp."""
-    posted: list[str] = []
-    guard = Guard(posted.append)
-    guard.start()
-    guard.trip(*a_trip())
-    time.sleep(0.05)
-    assert guard.tripped
-    assert guard.trip_seen is not None
-    assert guard.trip_seen.rid is None
-    assert not posted

@@ -121,8 +121,9 @@ def _publish(inputs: Inputs, solved: int | None, free_bytes: int | None, *, as_j
     if plot is not None:
         try:
             plan_report.draw(max(plans, key=lambda one: one.prompt), plot)
-        except (OSError, ValueError) as error:
-            print(f"dynchunk plan: --plot {plot}: {error}", file=sys.stderr)
+        except (OSError, ValueError, ImportError) as error:
+            cure = "; requirements/tools.txt names what plots need" if isinstance(error, ImportError) else ""
+            print(f"dynchunk plan: --plot {plot}: {error}{cure}", file=sys.stderr)
             raise typer.Exit(2) from error
     if as_json:
         found = [planning.as_data(inputs, one) | ({} if solved is None else {"max_budget": solved}) for one in plans]

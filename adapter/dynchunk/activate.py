@@ -33,6 +33,10 @@ PATCHES = {
     "sglang.srt.layers.attention.dsv4.candidate_blocks_hip": "score_limits",
     "sglang.srt.layers.attention.deepseek_v4_backend": "score_limits",
     "sglang.kernels.ops.attention.dsv4.fp4_indexer_hip": "score_limits",
+    # Where it holds more than those limits say.
+    "sglang.srt.layers.attention.dsv4.v41_indexer.sparse_table": "score_tiles",
+    "sglang.srt.layers.attention.dsv4.sparse_prefill_utils": "kv_workspace",
+    "sglang.srt.layers.attention.dsv4.indexer": "torch_fallback",
 }
 
 _watch: ImportWatch | None = None

@@ -32,8 +32,14 @@ def problems_of(site_folder: Path) -> list[str]:
 
 
 def required(site_folder: Path) -> dict[str, tuple[Contract, ...]]:
-    """What is held against this engine, by module: the indexer's contracts only where it has the module."""
-    return CONTRACTS | {m: held for m, held in INDEXER_CONTRACTS.items() if _path(site_folder, m).is_file()}
+    """What is held against this engine, by module. Of the indexer's, what it has a module and a class for."""
+    held = dict(CONTRACTS)
+    for module, contracts in INDEXER_CONTRACTS.items():
+        if (path := _path(site_folder, module)).is_file():
+            text = path.read_text(encoding="utf-8")
+            owners = [(contract, contract.target.rpartition(".")[0]) for contract in contracts]
+            held[module] = tuple(contract for contract, owner in owners if f"class {owner}:" in text or not owner)
+    return held
 
 
 def _path(site_folder: Path, module: str) -> Path:

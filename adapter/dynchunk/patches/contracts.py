@@ -106,7 +106,33 @@ DSA_SCORE_BUDGET = Contract(
     "Indexer._get_mqa_logits_budget_bytes", ("self, device_index",), ("_mqa_logits_budget_bytes",)
 )
 
+SPARSE_TABLE = _ATTENTION + "dsv4.v41_indexer.sparse_table"
+V41_SCORING = _ATTENTION + "dsv4.v41_indexer.scoring"
+SPARSE_PREFILL = _ATTENTION + "dsv4.sparse_prefill_utils"
+V4_INDEXER = _ATTENTION + "dsv4.indexer"
+
+PUBLISH_TABLE = Contract(
+    "publish_prefill_table",
+    ("*, data, kv, index_page_table, index_page_size, topk_blocks, out_positions",),
+    ("score_tiles", "_build_prefill_table"),
+)
+SCORE_TILES = Contract("score_tiles", ("data, kv", "data, kv, *, width_align"), ("flat_index_logits_tiles",))
+# 0.5.23 has the first class, earlier versions the second.
+KV_BUFFER = Contract("SparsePrefillKVBuffer._reserve", ("self, num_tokens, dtype",), ("_buffer",))
+KV_WORKSPACE = Contract("SparsePrefillWorkspace.get", ("self, num_tokens, dtype=torch.bfloat16",), ("_buffer",))
+_FALLBACK = ("q_fp8, kvcache_fp8, weight, seq_lens, page_table, deep_gemm_metadata, max_seq_len, clean_logits=True",)
+
+# A method's contract is held where the engine has its class.
 INDEXER_CONTRACTS = {
     MQA_LOGITS: (STATIC_SCORE_BUDGET, SCORE_BUDGET),
     DSA_INDEXER: (DSA_SCORE_BUDGET,),
+    V41_SCORING: (SCORE_TILES,),
+    SPARSE_TABLE: (PUBLISH_TABLE,),
+    SPARSE_PREFILL: (KV_BUFFER, KV_WORKSPACE),
+    V4_INDEXER: (
+        Contract("fp8_paged_mqa_logits_torch", _FALLBACK),
+        Contract("fp8_paged_mqa_logits_torch_sm120", _FALLBACK),
+    ),
 }
+# What is hooked there besides limits, for the journal.
+INDEXER_HOOKS = {"score_tiles": SPARSE_TABLE, "kv_workspace": SPARSE_PREFILL, "torch_fallback": V4_INDEXER}

@@ -165,13 +165,13 @@ def settle() -> None:
         _lower(found.module, limit)
     root = Path(next(iter(sglang.__path__))).parent
     seen = journal.snapshot()["hooks"]
-    for limit in LIMITS:
-        if limit.hook in seen:
+    for hook, module in ({limit.hook: limit.module for limit in LIMITS} | contracts.INDEXER_HOOKS).items():
+        if hook in seen:
             continue
-        if root.joinpath(*limit.module.split(".")).with_suffix(".py").exists():
-            journal.record(limit.hook, journal.NOT_IN_USE, "this model does not load it")
+        if root.joinpath(*module.split(".")).with_suffix(".py").exists():
+            journal.record(hook, journal.NOT_IN_USE, "this model does not load it")
         else:
-            journal.record(limit.hook, journal.ABSENT, "this engine version has no such module")
+            journal.record(hook, journal.ABSENT, "this engine version has no such module")
 
 
 record_the_rest = settle

@@ -11,6 +11,7 @@ PLAIN_LIMIT_BYTES = 256 * MIB  # costs nothing measurable where no kernel's rows
 SCORE_BYTES = 4  # the engine sizes its tiles as fp32, whatever it scores in
 KEYS_STEP = 256  # a row of scores is padded to 1,024 bytes
 ROWS_TIMES_HEADS = 128  # what one multiprocessor scores at a time
+TORCH_BYTES_PER_KEY = 560
 KEY_BLOCK = 32_768
 SMALLEST_KEY_BLOCK = 4_096  # below it, merging costs more than scoring
 
@@ -52,3 +53,18 @@ def key_block(limit_bytes: int, rows: int) -> int:
     while block > SMALLEST_KEY_BLOCK and rows * block * SCORE_BYTES > limit_bytes:
         block //= 2
     return block
+
+
+def doubled(tokens: int, longest_tokens: int) -> int:
+    """The power of two that holds `tokens`, but not above what can ever be needed. longest_tokens: 0 if not known."""
+    power = 1 << (tokens - 1).bit_length()
+    return max(tokens, min(power, longest_tokens)) if longest_tokens else power
+
+
+def torch_rows(limit_bytes: int, keys: int, heads: int) -> int:
+    """Rows that DeepSeek-V4's scoring in plain torch may take at once under a limit, its result not counted.
+
+    For each row and key it holds the gathered page, its bytes and its bf16 values (528 bytes), and the products of all
+    heads twice and three times over (6 bytes a head); measured 919 bytes at 64 heads.
+    """
+    return max(1, limit_bytes // (keys * (TORCH_BYTES_PER_KEY + 6 * heads)))

@@ -57,3 +57,21 @@ def test_key_blocks_fit(limit: int, rows: int) -> None:
     assert block in (4_096, 8_192, 16_384, 32_768)
     assert block == rule.SMALLEST_KEY_BLOCK or rows * block * rule.SCORE_BYTES <= limit
     assert block == rule.KEY_BLOCK or rows * 2 * block * rule.SCORE_BYTES > limit
+
+
+@given(st.integers(1, 1 << 21), st.integers(0, 1 << 21))
+def test_doubling_holds_what_is_asked(tokens: int, longest: int) -> None:
+    """Never less than asked, never twice as much, and not above what can be needed."""
+    held = rule.doubled(tokens, longest)
+    assert tokens <= held < 2 * tokens or tokens == held
+    if longest >= tokens:
+        assert held <= longest
+    elif longest:
+        assert held == tokens
+
+
+@given(st.integers(1, 1 << 33), KEYS, HEADS)
+def test_torch_rows_fit(limit: int, keys: int, heads: int) -> None:
+    """Rows scored in plain torch fit the limit, unless it is the single row that cannot be cut."""
+    rows = rule.torch_rows(limit, keys, heads)
+    assert rows == 1 or rows * keys * (560 + 6 * heads) <= limit

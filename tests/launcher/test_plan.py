@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dynchunk.policy import latency
-from tests.launcher.conftest import dynchunk
+from tests.launcher.conftest import dynchunk, within
 
 # ROCm/ATOM pull request 2007 and its guide: Kimi-K2.5-MXFP4, pipeline of 4, prompts of 131,072 tokens, one at a time.
 KIMI = ("--model", "a=3.25e-07,b=6.03e-03,c=26.1,gamma=5.39e-04")
@@ -18,8 +19,12 @@ PROMPT = ("--prompt", "131072")
 AMPLE = ("--budget", "1e15")
 
 
+def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return within("plan", *words, **environ)
+
+
 def planned(*words: str, **environ: str) -> dict[str, Any]:
-    done = dynchunk("plan", "--json", *words, **environ)
+    done = run("--json", *words, **environ)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     found: dict[str, Any] = json.loads(done.stdout)
@@ -138,10 +143,10 @@ def test_a_saved_model_counts(tmp_path: Path) -> None:
 
 def test_a_mode_without_its_model() -> None:
     """In the environment it is left out and said; as a flag it is an error."""
-    done = dynchunk("plan", "--prompt", "10k", DYNCHUNK_LATENCY="equal")
+    done = run("--prompt", "10k", DYNCHUNK_LATENCY="equal")
     assert done.returncode == 0
     assert "note: DYNCHUNK_LATENCY=equal is left out" in done.stdout
-    done = dynchunk("plan", "--latency", "equal")
+    done = run("--latency", "equal")
     assert done.returncode == 2
     assert "--model a=..,b=..,c=..,gamma=.." in done.stderr
 
@@ -151,10 +156,10 @@ def test_memory_by_path() -> None:
     words = ["--path", "v41-dense", *AMPLE, "--min", "16384", "--max", "16384"]
     words += ["--cached", "471552", "--prompt", "487936"]
     assert planned(*words)["chunks"][0]["transient_bytes"] == 6 * 16_384 * 487_936
-    shown = dynchunk("plan", *words, "--headroom", "46.57").stdout
+    shown = run(*words, "--headroom", "46.57").stdout
     assert "logits 29.78 GiB, mask 7.45 GiB" in shown
     assert "will not fit into 46.57 GiB" in shown
-    assert "fits into 80.00 GiB" in dynchunk("plan", *words, "--headroom", "80").stdout
+    assert "fits into 80.00 GiB" in run(*words, "--headroom", "80").stdout
 
 
 def test_memory_measured(tmp_path: Path) -> None:
@@ -166,8 +171,8 @@ def test_memory_measured(tmp_path: Path) -> None:
     report.write_text(json.dumps({"coefficient": fit}))
     assert planned(*words, "--report", str(report))["chunks"][0]["transient_bytes"] == 10 * 2048 * 2048 + 1000
     report.write_text(json.dumps({"coefficient": fit | {"kind": "steps"}}))
-    assert "follows no line (steps)" in dynchunk("plan", "--report", str(report)).stderr
-    assert "no measured coefficient" in dynchunk("plan", "--report", str(tmp_path / "none.json")).stderr
+    assert "follows no line (steps)" in run("--report", str(report)).stderr
+    assert "no measured coefficient" in run("--report", str(tmp_path / "none.json")).stderr
 
 
 def test_the_budget_that_fits() -> None:
@@ -184,7 +189,7 @@ def test_the_budget_that_fits() -> None:
 
 def test_no_budget_fits() -> None:
     """Where the smallest chunks are too large already, it says which and what to do."""
-    done = dynchunk("plan", "--path", "v41-dev", "--max-budget-for", "0.01")
+    done = run("--path", "v41-dev", "--max-budget-for", "0.01")
     assert done.returncode == 2
     assert "chunks of 256" in done.stderr
     assert "DYNCHUNK_CHUNK_MIN" in done.stderr
@@ -213,9 +218,9 @@ def test_measured_rates() -> None:
 
 def test_several_prompts() -> None:
     """Each has its plan."""
-    done = dynchunk("plan", "--json", "--prompt", "10k", "--prompt", "20k")
+    done = run("--json", "--prompt", "10k", "--prompt", "20k")
     assert [one["prompt_tokens"] for one in json.loads(done.stdout)] == [10_000, 20_000]
-    shown = dynchunk("plan", "--prompt", "10k", "--prompt", "20k").stdout
+    shown = run("--prompt", "10k", "--prompt", "20k").stdout
     assert len(re.findall(r"^a prompt of", shown, re.MULTILINE)) == 2
 
 
@@ -241,7 +246,7 @@ def test_the_drawing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert file.read_bytes().startswith(b"\x89PNG")
     assert f"drawn: {file}" in done.stdout
-    done = dynchunk("plan", "--plot", str(tmp_path / "no" / "plan.png"))
+    done = run("--plot", str(tmp_path / "no" / "plan.png"))
     assert done.returncode == 2
     assert "--plot" in done.stderr
 
@@ -263,20 +268,26 @@ def test_the_drawing(tmp_path: Path) -> None:
         (("--bytes", "-1"), "not bytes for a row and key"),
         (("--cached", "5000", "--prompt", "4000"), "leaves nothing to compute"),
         (("--max-budget-for", "2"), "needs --path, --bytes or --report"),
-        (("--env-file", "/none/such"), "there is no such file"),
     ],
 )
 def test_what_is_refused(words: tuple[str, ...], message: str) -> None:
     """Exit code 2, and a message that names the flag, the value and what is accepted."""
-    done = dynchunk("plan", *words, env_file="")
+    done = run(*words)
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stdout == ""
 
 
+def test_a_file_that_is_not_there() -> None:
+    """--env-file is taken as everywhere."""
+    done = run("--prompt", "10k", env_file="/none/such")
+    assert done.returncode == 2
+    assert "there is no such file" in done.stderr
+
+
 def test_all_problems_at_once() -> None:
     """Several mistakes are said in one message."""
-    stderr = dynchunk("plan", "--budget", "x", "--prompt", "y", "--path", "z").stderr
+    stderr = run("--budget", "x", "--prompt", "y", "--path", "z").stderr
     for flag in ("DYNCHUNK_BUDGET", "--prompt", "--path"):
         assert flag in stderr
 

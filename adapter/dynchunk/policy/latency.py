@@ -16,6 +16,7 @@ from math import isqrt
 # ticks changes no prediction by more than a billionth.
 TICKS_PER_MS = 10**15
 
+
 @dataclass(frozen=True)
 class Model:
     """The four coefficients in ticks: a each token^2, b each new token, c each forward, gamma each prefix token."""

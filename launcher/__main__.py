@@ -75,16 +75,23 @@ def serve(
 ) -> None:
     """Start the engine with DynChunk.
 
-    Everything is read from the environment and, under it, from .env: MODEL_PATH, CHUNKED_PREFILL_SIZE and so on for the
-    engine, DYNCHUNK_* for DynChunk (the README and .env.example list them). All wrong settings are reported at once,
-    exit code 2.
+    Everything is read from the environment and, under it, from .env:
+    MODEL_PATH, CHUNKED_PREFILL_SIZE and so on for the engine, DYNCHUNK_* for
+    DynChunk; the README and .env.example list them.
+
+    Exit codes: 2 for settings that are wrong, all of them in one message;
+    1 where there is no engine.
     """
     from launcher import serve as serving
 
+    file = None
     try:
-        serving.run(_given(env_file), dry_run=dry_run)
+        given = _given(env_file)
+        file = given.path
+        serving.run(given, dry_run=dry_run)
     except SettingsError as error:
-        print(f"dynchunk serve: not started: {error}", file=sys.stderr)
+        beside = f"\n(from the environment and {file})" if file else ""
+        print(f"dynchunk serve: not started: {error}{beside}", file=sys.stderr)
         raise typer.Exit(2) from error
     except serving.StartError as error:
         print(f"dynchunk serve: not started: {error}", file=sys.stderr)

@@ -35,6 +35,7 @@ class StartError(Exception):
 class Plan:
     """What `serve` is about to start, and what the operator should know about it.
 
+    notes: what became of sizes that could not be kept as they are. warnings: what may go wrong.
     origins: where the value of a setting comes from, if neither from the operator nor from its own default.
     """
 
@@ -43,6 +44,7 @@ class Plan:
     settings: Settings
     summary: str
     warnings: list[str]
+    notes: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
 
 
@@ -53,6 +55,7 @@ def plan(environ: Mapping[str, str]) -> Plan:
     launch, settings = reading.launch, reading.settings
     warnings = allocator.warnings(allocator.engine_variables(environ, settings))
     warnings += allocator.fraction_warnings(settings, launch.mem_fraction_static)
+    notes: list[str] = []
     origins: dict[str, str] = {}
     launch, longer = _fit_context(launch, environ, origins)
     warnings += longer
@@ -64,7 +67,8 @@ def plan(environ: Mapping[str, str]) -> Plan:
         # One sentence for a setting: what is wrong by itself is not said again.
         refused += [p for p in more if not any(q.startswith(p.partition("=")[0] + "=") for q in problems)]
         if resolved is not None:
-            warnings += resolved.notes + resolved.warnings
+            notes += resolved.notes
+            warnings += resolved.warnings
             summary = resolved.describe()
     if settings.mode == "on":
         problems += refused
@@ -75,9 +79,8 @@ def plan(environ: Mapping[str, str]) -> Plan:
     if problems:
         raise SettingsError(problems)
     start = ["-m", "sglang.launch_server"] if launch.api_key is None else ["-c", WITH_KEY]
-    return Plan(
-        [sys.executable, *start, *environment.engine_flags(launch)], launch, settings, summary, warnings, origins
-    )
+    argv = [sys.executable, *start, *environment.engine_flags(launch)]
+    return Plan(argv, launch, settings, summary, warnings, notes, origins)
 
 
 def _effective(
@@ -151,8 +154,9 @@ def show(planned: Plan, given: dotenv.Merged) -> None:
     ]
     tables.show(("setting", "value", "from"), groups, title="DynChunk serve")
     print(planned.summary)
-    for warning in planned.warnings:
-        print(tables.printable(f"warning: {warning}"))
+    for label, sentences in (("note", planned.notes), ("warning", planned.warnings)):
+        for sentence in sentences:
+            print(tables.printable(f"{label}: {address.without_user_info(sentence)}"))
     print(tables.printable(shlex.join(without_secrets(planned.argv))))
 
 

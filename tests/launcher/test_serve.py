@@ -290,9 +290,9 @@ def test_a_model_that_is_not_here_yet(tmp_path: Path) -> None:
 def test_a_default_bows_to_what_the_operator_chose(environ: dict[str, str], note: str) -> None:
     """It is not refused, and a note says what became of it; only settings that were set are named."""
     planned = serve.plan(MODEL | environ)
-    assert note in planned.warnings
-    for warning in planned.warnings:
-        assert not (warning.startswith("DYNCHUNK_") and warning.partition("=")[0] not in environ)
+    assert note in planned.notes
+    for sentence in planned.notes:
+        assert not (sentence.startswith("DYNCHUNK_") and sentence.partition("=")[0] not in environ)
 
 
 def test_two_choices_that_contradict_each_other_are_refused() -> None:

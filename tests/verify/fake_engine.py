@@ -43,6 +43,7 @@ class FakeEngine:
         self.calls: list[tuple[str, Any]] = []
         self.prompts: list[list[int]] = []
         self.aborted: set[str] = set()
+        self.open_tokens: dict[str, int] = {}
         self.meminfo = self.folder / "meminfo"
         self.trace = self.folder / "trace.jsonl"
         self.log = self.folder / "server.log"
@@ -61,14 +62,7 @@ class FakeEngine:
         self._http.server_close()
 
     def set_available(self, n_bytes: float) -> None:
-        """Write MemAvailable in place: the sampler keeps the file open."""
-        lines = [("MemTotal", 16 * GIB), ("MemFree", 100 * 2**20), ("MemAvailable", n_bytes), ("SwapFree", 0)]
-        text = "".join(f"{name + ':':<16}{max(0, int(value)) // 1024:>12} kB\n" for name, value in lines)
-        fd = os.open(self.meminfo, os.O_WRONLY | os.O_CREAT)
-        try:
-            os.pwrite(fd, text.encode(), 0)
-        finally:
-            os.close(fd)
+        write_meminfo(self.meminfo, n_bytes)
 
     def chunk_tokens(self, prefix: int) -> int:
         if self.budget is None or prefix == 0:
@@ -105,8 +99,12 @@ class FakeEngine:
             generated = self.generate(body)
             return None if generated is None else (200, generated)
         if path == "/abort_request":
-            self.aborted.add(body["rid"])
+            self.aborted |= set(self.open_tokens) if body.get("abort_all") else {body["rid"]}
+        # As the real one: a request between two of its chunks is neither running nor waiting.
+        load = {"num_running_reqs": 0, "num_waiting_reqs": 0}
+        load["num_waiting_uncached_tokens"] = sum(self.open_tokens.values())
         answers = {
+            "/v1/loads": {"loads": [load]},
             "/server_info": self.server_info(),
             "/v1/models": {"data": [{"id": "fake", "max_model_len": 4_096}]},
         }
@@ -115,10 +113,17 @@ class FakeEngine:
 
     def generate(self, request: dict[str, Any]) -> dict[str, Any] | None:
         """Run one request. None: the server died."""
+        try:
+            return self._generate(request)
+        finally:
+            self.open_tokens.pop(request["rid"], None)
+
+    def _generate(self, request: dict[str, Any]) -> dict[str, Any] | None:
         rid, ids = request["rid"], request["input_ids"]
         self.prompts.append(ids)
         prefix = 0
         while prefix < len(ids):
+            self.open_tokens[rid] = len(ids) - prefix
             if rid in self.aborted and self.hears_aborts:
                 return {"text": "", "meta_info": {"id": rid, "finish_reason": {"type": "abort", "message": "Aborted"}}}
             if self.dies_at_tokens is not None and prefix >= self.dies_at_tokens:
@@ -146,6 +151,17 @@ class FakeEngine:
         if self.writes_log:
             with self.log.open("a") as file:
                 file.write(log_line(tokens, tokens / took_s) + "\n")
+
+
+def write_meminfo(path: Path, available_bytes: float) -> None:
+    """Write MemAvailable in place: the sampler keeps the file open."""
+    lines = [("MemTotal", 16 * GIB), ("MemFree", 100 * 2**20), ("MemAvailable", available_bytes), ("SwapFree", 0)]
+    text = "".join(f"{name + ':':<16}{max(0, int(value)) // 1024:>12} kB\n" for name, value in lines)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        os.pwrite(fd, text.encode(), 0)
+    finally:
+        os.close(fd)
 
 
 def log_line(tokens: int, tokens_per_s: float, *, cached: int = 0, rank: str = "") -> str:

@@ -1,6 +1,8 @@
 """A fake engine as a process of its own, to be signalled and launched: it serves, and computes nothing.
 
-FAKE_ENGINE is JSON: fields of FakeEngine, and `deaf`: whether SIGTERM is ignored. PORT as for `serve`.
+FAKE_ENGINE is JSON: fields of FakeEngine, and `deaf`: whether SIGTERM is ignored; `start`: [seconds, GiB available] of
+each step before it serves, from the second on with a child that calls itself as the real engine's scheduler does;
+`exit_code`: ends with it instead of serving. PORT as for `serve`. SIGTERM gives its memory back.
 """
 
 from __future__ import annotations
@@ -8,21 +10,36 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
 
-from tests.verify.fake_engine import FakeEngine
+from tests.verify.fake_engine import GIB, FakeEngine, write_meminfo
 
 
 def main() -> None:
     """Serve until SIGTERM."""
     fields = json.loads(os.environ.get("FAKE_ENGINE", "{}"))
-    deaf = fields.pop("deaf", False)
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else lambda *_: ended.set())
+    deaf, steps, exit_code = fields.pop("deaf", False), fields.pop("start", []), fields.pop("exit_code", None)
     folder = Path(fields.pop("folder"))
     folder.mkdir(exist_ok=True)
+    ended = threading.Event()
+
+    def end(*_: object) -> None:
+        write_meminfo(folder / "meminfo", 8 * GIB)
+        ended.set()
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else end)
+    for number, (seconds, available_gib) in enumerate(steps):
+        if number == 1:
+            command = ["sglang::scheduler_fake", "-c", "import sys; sys.stdin.read()"]
+            subprocess.Popen(command, executable=sys.executable, stdin=subprocess.PIPE)
+        write_meminfo(folder / "meminfo", available_gib * GIB)
+        if ended.wait(seconds):
+            sys.exit(0)
+    if exit_code is not None:
+        sys.exit(exit_code)
     engine = FakeEngine(folder, port=int(os.environ.get("PORT") or 0), **fields)
     print(f"fake engine {os.getpid()} at {engine.url}", flush=True)
     ended.wait()

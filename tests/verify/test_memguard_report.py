@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.verify import engine, figures, machine, plots, records, report
+from scripts.verify import device, engine, figures, machine, plots, records, report
 from scripts.verify.decide import GIB, Sample
 from scripts.verify.errors import RecordError
-from scripts.verify.results import Abort, Chunk, Outcome, Probe, Run, Verdict, from_json, to_json
+from scripts.verify.results import Abort, Chunk, Outcome, Probe, Run, Step, Verdict, from_json, to_json
 
 
 def a_run(label: str = "budget", **fields: Any) -> Run:
@@ -269,6 +270,97 @@ def test_memory_that_nvml_does_not_know_is_unknown(monkeypatch: pytest.MonkeyPat
     assert facts["gpus"] == [{"name": "NVIDIA GB10", "memory_bytes": None}]
     assert facts["driver"] == "580.173.02"
     assert "NVIDIA GB10 (memory not reported" in report.render([a_run(machine=facts)], [])
+
+
+class DiscreteNvml(FakeNvml):
+    """NVML of two GPUs with memory of their own; the second becomes full, then the driver fails."""
+
+    # The first reading is the look whether there is one.
+    free: ClassVar = [[50 * GIB, 60 * GIB, 40 * GIB], [20 * GIB, 30 * GIB]]
+
+    @staticmethod
+    def nvmlDeviceGetCount() -> int:  # noqa: N802
+        return 2
+
+    @classmethod
+    def nvmlDeviceGetMemoryInfo(cls, handle: int) -> SimpleNamespace:  # noqa: N802
+        readings = cls.free[handle]
+        return SimpleNamespace(free=readings.pop(0) if len(readings) > 1 else readings[0], total=80 * GIB)
+
+
+def test_gpus_with_memory_of_their_own_are_read_beside_the_ramp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least that was free on each since the mark; where GPU memory is the host's nothing is read."""
+    monkeypatch.setitem(sys.modules, "pynvml", DiscreteNvml)
+    monkeypatch.setattr(device, "POLL_S", 0.01)
+    devices = device.Devices()
+    assert devices.present
+    devices.start()
+    deadline_s = time.monotonic() + 5
+    while len(devices.low_bytes()) < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert devices.low_bytes() == [40 * GIB, 30 * GIB]
+    devices.mark()
+    devices.end()
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml)
+    assert not device.Devices().present
+
+
+def test_a_driver_that_fails_costs_only_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread ends, the ramp goes on, and the last figures are not taken for those of now."""
+
+    class Failing(DiscreteNvml):
+        calls = 0
+
+        @classmethod
+        def nvmlDeviceGetMemoryInfo(cls, handle: int) -> SimpleNamespace:  # noqa: N802
+            cls.calls += 1
+            if cls.calls > 6:
+                raise RuntimeError("GPU is lost")
+            return SimpleNamespace(free=GIB, total=GIB)
+
+    monkeypatch.setitem(sys.modules, "pynvml", Failing)
+    monkeypatch.setattr(device, "POLL_S", 0.01)
+    devices = device.Devices()
+    devices.start()
+    devices.join(timeout=5)
+    assert not devices.is_alive()
+    assert devices.low_bytes() == []
+
+
+def test_free_gpu_memory_has_a_column_where_it_was_read() -> None:
+    """The fullest GPU at its worst, and what the engine's allocator held unused."""
+    run = a_run()
+    assert "GPU free |" not in report.results_table(run)
+    run.probes[0].gpu_free_low_bytes = [5 * GIB, 3 * GIB]
+    assert "| 3.00 GiB | 1.00 GiB | 3.00 GiB | passed |" in report.results_table(run)
+    run.probes[0].gpu_unused_bytes = 6 * GIB
+    assert "| 3.00 GiB, 6.00 GiB reserved unused | passed |" in report.results_table(run)
+    info = {"internal_states": [{"dynchunk": {"device": {"unused_reserved_bytes": 2}}}, {"dynchunk": {}}, {}]}
+    assert engine.unused_reserved_bytes(info) == 2
+    assert engine.unused_reserved_bytes({"internal_states": [{"dynchunk": {}}]}) is None
+
+
+def test_what_the_guard_did_is_in_the_report() -> None:
+    """Each step with its second, distress of the host, and whether the engine could have been signalled."""
+    run = a_run(
+        steps=[Step(1_002.5, "SIGTERM was sent to the engine (process 7)")],
+        swap_in_pages=1_234,
+        kernel_oom=2,
+        psi_full_max=12.5,
+        signals="could reach the engine (process 7)",
+        image="lmsysorg/sglang:v0.5.23",
+    )
+    text = report.render([run], [])
+    for part in (
+        "- 2.5: SIGTERM was sent to the engine (process 7)",
+        "1,234 pages came back from swap",
+        "all tasks waited for memory in 12.5 % of 10 s",
+        "The kernel was out of memory 2 times",
+        "| signals to the engine | could reach the engine (process 7) |",
+        "| image | lmsysorg/sglang:v0.5.23 |",
+    ):
+        assert part in text
+    assert from_json(json.loads(json.dumps(to_json(run)))) == run
 
 
 def test_no_nvml_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

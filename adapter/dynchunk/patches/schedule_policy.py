@@ -216,11 +216,11 @@ def _room_for(adder: Any, req: Any, limits: Budget | None, *, must_be_whole: boo
         return room if charge <= room else None
     load: Load = getattr(adder, LOAD)
     so_far = Load(load.rows + replay, load.longest)
-    if req.host_hit_length and adder.can_run_list:
-        # Loading may bring more of the prefix than was promised, and in company it cannot be cut to the floor then.
+    alone = not adder.can_run_list and not must_be_whole
+    if req.host_hit_length and not alone:
+        # Loading lengthens the prefix, by more than was promised even, and what must stay whole cannot be cut then.
         so_far.longest = max(so_far.longest, facts.total_tokens(req))
     cut, cause = in_force.cut()
-    alone = not adder.can_run_list and not must_be_whole
     ask = Ask(prefix, remaining, charge, room, may_cut=not must_be_whole, alone=alone)
     granted = admission.admit(_timely(limits, cut, req, ask, load), so_far, ask, cut)
     if granted is None:

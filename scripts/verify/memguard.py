@@ -81,7 +81,12 @@ def memguard(  # noqa: PLR0917 - typer makes an option of each
     sizes: Annotated[str, typer.Option(help="Prompt sizes in tokens, by commas; 64k is 64,000.")] = DEFAULT_SIZES,
     guard_gib: Annotated[
         float | None,
-        typer.Option(help="Abort when MemAvailable is below this.", min=0.0, show_default=f"{DEFAULT_GUARD_GIB:g}"),
+        typer.Option(
+            envvar="GUARD_GIB",
+            help="Abort when MemAvailable is below this.",
+            min=0.0,
+            show_default=f"{DEFAULT_GUARD_GIB:g}",
+        ),
     ] = None,
     headroom_gib: Annotated[
         float | None,

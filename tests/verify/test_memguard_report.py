@@ -296,9 +296,9 @@ def test_gpus_with_memory_of_their_own_are_read_beside_the_ramp(monkeypatch: pyt
     assert devices.present
     devices.start()
     deadline_s = time.monotonic() + 5
-    while len(devices.low_bytes()) < 2 and time.monotonic() < deadline_s:
+    while devices.low_bytes() != [40 * GIB, 30 * GIB]:
+        assert time.monotonic() < deadline_s, devices.low_bytes()
         time.sleep(0.01)
-    assert devices.low_bytes() == [40 * GIB, 30 * GIB]
     devices.mark()
     devices.end()
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml)

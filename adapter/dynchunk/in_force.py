@@ -19,7 +19,10 @@ from dynchunk.policy.turns import Turns
 
 if TYPE_CHECKING:
     from dynchunk.cache_release import CacheRelease
+    from dynchunk.peak import PeakMeter
     from dynchunk.policy.budget import Budget
+    from dynchunk.prefill_log import PrefillLog
+    from dynchunk.prime_cache import PrimeCache
 
 limits: Budget | None = None
 # Cause -> tokens, for every floor this engine has; DYNCHUNK_CHUNK_MIN is one of them.
@@ -33,6 +36,10 @@ latency = LatencySizing()
 # Updates of this rank on their way to all ranks.
 outbox = Outbox()
 release: CacheRelease | None = None
+primed: PrimeCache | None = None
+meter: PeakMeter | None = None
+# Follows the long prefill in flight, where somebody reads of it.
+prefills: PrefillLog | None = None
 # Who wants to know how long each prefill took (patches/model_runner.Prefill, ms); filled before the hook is installed.
 listeners: list[Callable[[Any, float], None]] = []
 # What is left to do when the engine has nothing to run; called over and over then.
@@ -101,4 +108,8 @@ def counters() -> dict[str, Any]:
     }
     if release is not None:
         state["empty_cache"] = {"calls": release.calls, "ms": round(release.ms, 1)}
+    if primed is not None:
+        state["prime_cache"] = primed.state()
+    if meter is not None:
+        state["coefficient"] = meter.fit().state()
     return state

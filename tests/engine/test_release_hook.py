@@ -18,7 +18,11 @@ GIB = 1 << 30
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name, empty in {"release": None, "listeners": [], "when_idle": []}.items():
+    for name, empty in {
+        **dict.fromkeys(("release", "primed", "meter", "prefills")),
+        "listeners": [],
+        "when_idle": [],
+    }.items():
         monkeypatch.setattr(in_force, name, empty)
     monkeypatch.setattr(journal, "_hooks", {})
     settings.current.cache_clear()
@@ -54,7 +58,10 @@ def scheduler(calls: list[str], device: str = "cuda", **place: int) -> SimpleNam
 
     ps = SimpleNamespace(**{"dp_rank": None, "pp_rank": 0, "tp_rank": 0, "attn_tp_rank": 0, "attn_cp_rank": 0} | place)
     runner = SimpleNamespace(device=device, forward=forward)
-    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner), ps=ps, _engine_paused=False)
+    context = SimpleNamespace(collector=None)
+    return SimpleNamespace(
+        tp_worker=SimpleNamespace(model_runner=runner), ps=ps, _engine_paused=False, metrics_collector_context=context
+    )
 
 
 def prefill(tokens: int, prefix: int = 0) -> SimpleNamespace:
@@ -66,10 +73,10 @@ def prefill(tokens: int, prefix: int = 0) -> SimpleNamespace:
 def test_auto_is_always_where_gpu_memory_is_host_memory(
     monkeypatch: pytest.MonkeyPatch, integrated: bool, mode: str
 ) -> None:
-    from dynchunk.patches import model_runner
+    from dynchunk.patches import observers
 
     cuda = FakeCuda(monkeypatch, integrated=integrated)
-    model_runner.install(scheduler(cuda.calls))
+    observers.install(scheduler(cuda.calls))
     release = in_force.release
     assert release is not None
     assert release.mode == mode
@@ -77,11 +84,11 @@ def test_auto_is_always_where_gpu_memory_is_host_memory(
 
 def test_a_release_comes_before_the_next_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prefill runs, and what it left is released just before the forward after it."""
-    from dynchunk.patches import model_runner
+    from dynchunk.patches import observers
 
     cuda = FakeCuda(monkeypatch, integrated=True)
     engine = scheduler(cuda.calls)
-    model_runner.install(engine)
+    observers.install(engine)
     forward = engine.tp_worker.model_runner.forward
     assert forward(prefill(2048, 100_000)) == "output"
     assert forward(prefill(2048, 102_048)) == "output"
@@ -89,12 +96,12 @@ def test_a_release_comes_before_the_next_launch(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_last_chunk_is_released_from_the_idle_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dynchunk.patches import model_runner
+    from dynchunk.patches import observers
     from dynchunk.patches.scheduler import _work_when_idle
 
     cuda = FakeCuda(monkeypatch, integrated=True)
     engine = scheduler(cuda.calls)
-    model_runner.install(engine)
+    observers.install(engine)
     engine.tp_worker.model_runner.forward(prefill(2048, 100_000))
     _work_when_idle(lambda _self: cuda.calls.append("idle"))(engine)
     assert cuda.calls == ["forward", "empty_cache", "idle"]
@@ -102,11 +109,11 @@ def test_the_last_chunk_is_released_from_the_idle_loop(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("state", ["paused", "capturing"])
 def test_nothing_is_released_while_paused_or_capturing(monkeypatch: pytest.MonkeyPatch, state: str) -> None:
-    from dynchunk.patches import model_runner
+    from dynchunk.patches import observers
 
     cuda = FakeCuda(monkeypatch, integrated=True)
     engine = scheduler(cuda.calls)
-    model_runner.install(engine)
+    observers.install(engine)
     release = in_force.release
     engine.tp_worker.model_runner.forward(prefill(2048, 100_000))
     engine._engine_paused, cuda.capturing = state == "paused", state == "capturing"
@@ -122,13 +129,13 @@ def test_low_reads_host_memory_only_where_the_device_is_integrated(
     monkeypatch: pytest.MonkeyPatch, integrated: bool, below: bool
 ) -> None:
     """On a discrete device the driver's free memory counts, on an integrated one MemAvailable."""
-    from dynchunk.patches import cuda_device, model_runner
+    from dynchunk.patches import cuda_device, observers
 
     cuda = FakeCuda(monkeypatch, integrated=integrated)
     monkeypatch.setattr(cuda_device, "_mem_available_bytes", lambda: GIB)
     monkeypatch.setenv("DYNCHUNK_EMPTY_CACHE", "low")
     engine = scheduler(cuda.calls)
-    model_runner.install(engine)
+    observers.install(engine)
     release = in_force.release
     engine.tp_worker.model_runner.forward(prefill(2048, 100_000))
     release.before_launch()
@@ -137,11 +144,11 @@ def test_low_reads_host_memory_only_where_the_device_is_integrated(
 
 def test_a_fault_of_the_hook_does_not_end_the_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver refuses a call: the forward runs all the same, and nothing is released any more."""
-    from dynchunk.patches import model_runner
+    from dynchunk.patches import observers
 
     cuda = FakeCuda(monkeypatch, integrated=True)
     engine = scheduler(cuda.calls)
-    model_runner.install(engine)
+    observers.install(engine)
     release = in_force.release
     runner = engine.tp_worker.model_runner
     monkeypatch.setattr(release, "before_launch", lambda: 1 / 0)
@@ -158,12 +165,12 @@ def test_a_fault_of_the_hook_does_not_end_the_forward(monkeypatch: pytest.Monkey
 def test_one_rank_of_a_replica_writes_the_trace_that_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: dict[str, int], entry: bool
 ) -> None:
-    from dynchunk.patches import model_runner
+    from dynchunk.patches import observers
 
     trace = tmp_path / "trace"
     monkeypatch.setenv("DYNCHUNK_TRACE", str(trace))
     engine = scheduler([], "cpu", **place)
-    model_runner.install(engine)
+    observers.install(engine)
     engine.tp_worker.model_runner.forward(prefill(1, 700))
     assert trace.exists() is entry
     [written] = tmp_path.iterdir()

@@ -1,4 +1,4 @@
-"""The CUDA calls behind the cache release, and which release policy fits this engine's device."""
+"""The CUDA calls behind cache_release.Device."""
 
 from __future__ import annotations
 
@@ -7,34 +7,9 @@ from typing import Any
 
 import torch
 
-from dynchunk import journal, settings
-from dynchunk.cache_release import GIB, CacheRelease
-
-
-def release_policy(scheduler: Any) -> CacheRelease | None:
-    """The policy as configured; None where it is off or there is no CUDA device."""
-    configured = settings.current()
-    mode = configured.empty_cache
-    if mode == "off":
-        journal.record("cache_release", journal.NOT_IN_USE, "DYNCHUNK_EMPTY_CACHE=off")
-        return None
-    if scheduler.tp_worker.model_runner.device != "cuda" or not torch.cuda.is_available():
-        journal.record("cache_release", journal.NO_DEVICE, "no CUDA device")
-        return None
-    device = CudaDevice(torch.cuda.current_device(), scheduler)
-    if mode == "auto":
-        mode = "always" if device.is_integrated else "low"
-    journal.record("cache_release", journal.APPLIED, mode)
-    return CacheRelease(
-        device,
-        mode,
-        configured.empty_cache_min_tokens,
-        int(configured.empty_cache_below_gib * GIB),
-    )
-
 
 class CudaDevice:
-    """The CUDA calls behind cache_release.Device."""
+    """One device of this process, and whether the engine is in a state that allows anything."""
 
     def __init__(self, index: int, scheduler: Any) -> None:
         self.index = index

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from dynchunk import journal, settings
@@ -13,6 +15,11 @@ _ASK = "_accelerator_getAllocatorSettings"
 
 class CudaMemory(CudaDevice):
     """One device's allocator. Counters only, nothing waits for the device."""
+
+    @classmethod
+    def of(cls, scheduler: Any) -> CudaMemory:
+        """This scheduler's device."""
+        return cls(torch.cuda.current_device(), scheduler)
 
     def reserved_peak_bytes(self) -> int:
         """The most held since the last mark, which is at least what is held now."""

@@ -1,27 +1,25 @@
 """sglang.srt.model_executor.model_runner: see every prefill forward of the target model.
 
 The hook sits on the instance, not on the class: it is put there when weights, autotuning and graph capture are done,
-and draft models run through objects of their own.
+and draft models run through objects of their own. Who looks on is in observers.py.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
-from dynchunk import in_force, journal, settings
-from dynchunk.cache_release import CacheRelease
+from dynchunk import journal, settings
 from dynchunk.contract import Patch, apply_all
-from dynchunk.patches import contracts, cuda_device, facts, forward_time
-from dynchunk.trace import Trace
+from dynchunk.patches import contracts
 
 
 def apply(module: ModuleType) -> None:
-    """Only the check: `install` puts the hook on the instance that serves."""
+    """Only the check: observers.install puts the hook on the instance that serves."""
     mode = settings.current().mode
     apply_all(module, [Patch(contracts.FORWARD)], change=mode == "on", hint=contracts.HINT)
 
@@ -38,33 +36,15 @@ class Prefill:
 class Observer(Protocol):
     """Something that looks on at forwards. It decides nothing, so a fault of it changes nothing but itself."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the journal calls it."""
 
     def before(self, prefill: Prefill | None) -> None:
         """Called before each launch; None where it is no prefill."""
 
     def after(self, prefill: Prefill) -> None:
         """Called after the launch of a prefill."""
-
-
-def install(scheduler: Any) -> None:
-    """Hook this scheduler's target model."""
-    runner = scheduler.tp_worker.model_runner
-    observers: list[Observer] = []
-    release = in_force.release = cuda_device.release_policy(scheduler)
-    if release is not None:
-        observers.append(Releasing(release))
-        in_force.when_idle.append(release.before_launch)
-    if (path := settings.current().trace) is not None:
-        trace = Trace(path if facts.is_entry_rank(scheduler) else f"{path}.{facts.rank_name(scheduler)}")
-        observers.append(Tracing(trace, synchronous=runner.device == "cpu"))
-    if in_force.listeners:
-        # Last, so that what the others do is not timed.
-        timing = Timing(forward_time.for_device(runner.device), in_force.listeners)
-        observers.append(timing)
-        in_force.when_idle.append(timing.tell)
-    if observers:
-        runner.forward = hook(runner.forward, observers)
 
 
 def hook(forward: Callable[..., Any], observers: list[Observer]) -> Callable[..., Any]:
@@ -89,71 +69,6 @@ def hook(forward: Callable[..., Any], observers: list[Observer]) -> Callable[...
         return output
 
     return hooked
-
-
-class Releasing:
-    """Gives cached memory back before the launch that follows a long prefill."""
-
-    name = "cache_release"
-
-    def __init__(self, release: CacheRelease) -> None:
-        self.release = release
-
-    def before(self, prefill: Prefill | None) -> None:
-        """A release may be due."""
-        self.release.before_launch()
-
-    def after(self, prefill: Prefill) -> None:
-        """A long prefill makes one due."""
-        self.release.after_forward(max(prefix + new for _, prefix, new in prefill.reqs))
-
-
-class Tracing:
-    """Writes the trace at launch, so that the chunk that ends a host is in it."""
-
-    name = "trace"
-
-    def __init__(self, trace: Trace, *, synchronous: bool) -> None:
-        """synchronous: a forward is over when it returns, so that its time can be given."""
-        self.trace = trace
-        self.synchronous = synchronous
-        self._start_s = 0.0
-
-    def before(self, prefill: Prefill | None) -> None:
-        """Note the time."""
-        self._start_s = time.perf_counter()
-
-    def after(self, prefill: Prefill) -> None:
-        """Write the line."""
-        took_ms = (time.perf_counter() - self._start_s) * 1000 if self.synchronous else None
-        self.trace.write(prefill.launched_s, took_ms, prefill.mode, prefill.reqs)
-
-
-class Timing:
-    """Times prefills and tells listeners, when they are through: at once on the CPU, some launches later elsewhere."""
-
-    name = "forward timing"
-
-    def __init__(self, timer: forward_time.ForwardTimer, listeners: Sequence[Callable[[Prefill, float], None]]) -> None:
-        self.timer = timer
-        self.listeners = listeners
-
-    def before(self, prefill: Prefill | None) -> None:
-        """Hand on what has finished, then start the clock."""
-        self.tell()
-        if prefill is not None:
-            self.timer.start()
-
-    def after(self, prefill: Prefill) -> None:
-        """Stop it."""
-        self.timer.stop(prefill)
-        self.tell()
-
-    def tell(self) -> None:
-        """Hand on what has finished."""
-        for prefill, took_ms in self.timer.finished():
-            for listen in self.listeners:
-                listen(prefill, took_ms)
 
 
 def _prefill(forward_batch: Any) -> Prefill | None:

@@ -23,8 +23,10 @@ from dynchunk.patches import contracts, facts
 from dynchunk.policy import admission
 from dynchunk.policy.admission import Ask, Cut, Load
 from dynchunk.policy.budget import Budget, end_aligned
+from dynchunk.prefill_log import bound_of
 
 LOAD = "_dynchunk_load"
+WHY = "_dynchunk_why"  # (the most that time allowed, whether the floor runs) of the candidate at hand
 DECODED_PER_REQUEST = 4096  # the engine's CLIP_MAX_NEW_TOKENS: what it reserves for an answer at most
 
 
@@ -108,6 +110,7 @@ def _continue_within_budget(original: Any) -> Any:
         result = original(self, req)
         if limits is not None and len(self.can_run_list) > admitted:
             _count(getattr(self, LOAD), limits, facts.prefix_tokens(req), facts.new_tokens(req))
+            _follow(self, req, limits)
         return result
 
     return add_chunked_req
@@ -121,6 +124,7 @@ def _lower_for_chunk(adder: Any, req: Any, limits: Budget) -> None:
     granted = admission.continue_chunk(limits, load, prefix, remaining, cut)
     tokens = min(granted.tokens, adder.rem_chunk_tokens)
     timely = in_force.latency.cap(limits, cut, req.rid, prefix, remaining, first=False)
+    setattr(adder, WHY, (timely, granted.at_floor))
     if timely is not None:
         tokens = min(tokens, max(timely, admission.aligned_floor(cut, prefix)))
     if tokens < remaining:
@@ -183,11 +187,27 @@ def _take_in(adder: Any, req: Any, limits: Budget, used: int) -> None:
             facts.shorten(req, new)
             in_force.counts["shortened_after_load"] += 1
     _count(load, limits, prefix, new, replayed)
+    _follow(adder, req, limits)
 
 
 def _count(load: Load, limits: Budget, prefix: int, new: int, replayed: int = 0) -> None:
     load.ticks = in_force.latency.ticks(prefix, new, load.ticks)
     load.add(limits, prefix, new, replayed)
+
+
+def _follow(adder: Any, req: Any, limits: Budget) -> None:
+    """Tell who follows the long prefill of a chunk that was admitted. Decides nothing."""
+    prefills = in_force.prefills
+    if prefills is None:
+        return
+    try:
+        prefix, new, total = facts.prefix_tokens(req), facts.new_tokens(req), facts.total_tokens(req)
+        cap, at_floor = getattr(adder, WHY, (None, False))
+        bound = bound_of(limits, cap, new=new, remaining=total - prefix, at_floor=at_floor)
+        prefills.chunk(req.rid, prefix, new, total, bound)
+    except Exception as error:
+        in_force.prefills = None
+        journal.record("prefill log", journal.REFUSED, f"broken, and off from now on: {error!r}")
 
 
 def _room_or_wait(adder: Any, req: Any, limits: Budget | None, *, must_be_whole: bool) -> int | None:
@@ -222,9 +242,11 @@ def _room_for(adder: Any, req: Any, limits: Budget | None, *, must_be_whole: boo
         so_far.longest = max(so_far.longest, facts.total_tokens(req))
     cut, cause = in_force.cut()
     ask = Ask(prefix, remaining, charge, room, may_cut=not must_be_whole, alone=alone)
-    granted = admission.admit(_timely(limits, cut, req, ask, load), so_far, ask, cut)
+    timely = _timely(limits, cut, req, ask, load)
+    granted = admission.admit(timely, so_far, ask, cut)
     if granted is None:
         return None
+    setattr(adder, WHY, (None if timely is limits else timely.chunk_max, granted.at_floor))
     if granted.at_floor:
         _note_floor(req, cause, prefix, granted.tokens, load)
     if granted.tokens >= remaining:

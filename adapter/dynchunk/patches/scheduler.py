@@ -13,7 +13,7 @@ from dynchunk.contract import ContractError, Patch, apply_all
 from dynchunk.latency_learning import Learning
 from dynchunk.latency_sizing import LatencySizing
 from dynchunk.model_file import ModelFile
-from dynchunk.patches import contracts, facts, look_on, model_runner, score_limits, turns
+from dynchunk.patches import contracts, facts, look_on, observers, score_limits, turns
 from dynchunk.policy import calibration, latency
 from dynchunk.settings import SettingsError
 from dynchunk.sizer import BudgetSizer
@@ -70,8 +70,8 @@ def _install(scheduler: Any) -> None:
     scheduler.dynamic_chunk_sizer = BudgetSizer(scheduler.dynamic_chunk_sizer, lambda: in_force.cut()[0])
     journal.record("sizer", journal.APPLIED)
     _size_by_latency(scheduler, resolved)
-    model_runner.install(scheduler)
-    score_limits.record_the_rest()
+    score_limits.settle()
+    observers.install(scheduler)
     _show(rank, resolved)
     journal.write()
     if facts.is_entry_rank(scheduler):

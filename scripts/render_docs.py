@@ -1,4 +1,4 @@
-"""Write what README.md and .env.example repeat from the code: the settings, and an example of the rule.
+"""Write what README.md and .env.example repeat: the settings, an example of the rule, figures of a bench.
 
 `python -m scripts.render_docs` writes both; `--check` only says whether they are up to date (exit code 1 if not).
 """
@@ -15,6 +15,7 @@ from dynchunk.settings import PREFIX, Settings, knob_fields, shown_default
 from launcher.environment import Launch
 
 ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / "logs" / "bench-2026-11-29"
 GROUPS = ((Settings, PREFIX, "DynChunk"), (Launch, "", "The engine (`./dynchunk serve` turns these into its flags)"))
 # What the Compose files read beside the settings: name, default, meaning. `./dynchunk` hands it on to the engine.
 SURROUNDINGS = (
@@ -68,6 +69,12 @@ def settings_tables() -> str:
     return "\n\n".join(parts)
 
 
+def interleave() -> str:
+    """What scripts/bench/interleave.py printed last: its table, and where it comes from."""
+    provenance, _, rest = (LOGS / "interleave.md").read_text(encoding="utf-8").partition("\n")
+    return f"{rest.strip()}\n\n({provenance})"
+
+
 def env_example() -> str:
     """The text of .env.example: every setting, its meaning above it, unset."""
     lines = [
@@ -93,7 +100,7 @@ def _default(f: Any) -> str:
 
 def _targets() -> dict[Path, str]:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name, text in {"ladder": ladder(), "settings": settings_tables()}.items():
+    for name, text in {"ladder": ladder(), "interleave": interleave(), "settings": settings_tables()}.items():
         start, end = f"<!-- {name}: start -->", f"<!-- {name}: end -->"
         head, _, rest = readme.partition(start)
         _, found, tail = rest.partition(end)

@@ -197,7 +197,7 @@ class Settings:
         "the smallest multiple of the engine's page that is at least 64",
     )
     interleave: int = knob(
-        4,
+        2,
         whole(0, 10_000, "chunks"),
         "After so many chunks of one long prompt, one pass belongs to waiting requests that fit whole, and one to "
         "decoding. `0`: as in the stock engine, the long prompt comes first until it is through.",

@@ -12,8 +12,8 @@ import importlib
 import sys
 import types
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,10 +174,8 @@ def install(world: World) -> None:
         for name, stand_in in stand_ins.items():
             if hasattr(loaded, name):
                 setattr(loaded, name, stand_in)
-    try:
-        importlib.import_module(KERNELS + "deep_select").topk = _deep_select
-    except ImportError:
-        return  # before 0.5.23, where scores were fp32
+    with suppress(ImportError):  # before 0.5.23 scores were fp32
+        setattr(importlib.import_module(KERNELS + "deep_select"), "topk", _deep_select)  # noqa: B010
 
 
 def publish(world: World, topk: int, topk_blocks: int) -> tuple[torch.Tensor, Any]:
@@ -195,10 +193,76 @@ def publish(world: World, topk: int, topk_blocks: int) -> tuple[torch.Tensor, An
     return positions, fields
 
 
+def torch_selection(version: str, *, rows: int, keys: int, heads: int, dim: int, topk: int) -> Callable[[], Any]:
+    """The engine's selection in plain torch (Hopper) of one request's rows: a call that returns what it wrote."""
+    full = importlib.import_module(V41 + "full_topk")
+    sparse = importlib.import_module("sglang.srt.layers.attention.dsv4.dsv41_sparse")
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(rows, heads, dim, generator=generator).bfloat16()
+    k = torch.randn(keys, dim, generator=generator).bfloat16()
+    weights = torch.randn(rows, heads, generator=generator).bfloat16()
+    raw = torch.full((rows, topk), -1, dtype=torch.int32)
+    slots = torch.full((rows, topk), -1, dtype=torch.int32)
+    indexer = types.SimpleNamespace(
+        index_topk=topk,
+        queries=lambda *_: q,
+        head_weights=lambda _: weights,
+        scores=lambda *args: sparse.DeepseekV41Indexer.scores(None, *args),
+    )
+    inputs = types.SimpleNamespace(
+        indexer=indexer,
+        layer_id=0,
+        compress_ratio=1,
+        freqs_cis=torch.zeros(keys, 1),
+        x=None,
+        q_lora=None,
+        positions=torch.arange(keys - rows, keys),
+        req_rows=torch.zeros(rows, dtype=torch.int64),
+        req_pool_indices=torch.zeros(1, dtype=torch.int64),
+        k_slots=torch.arange(keys),
+        seq_lens_cpu=[keys],
+        rows_per_request=[rows],
+        rows_per_request_device=None,
+        out_raw_indices=raw,
+        out_page_indices=slots,
+        reset_outputs=lambda: raw.fill_(-1),
+    )
+    pool = types.SimpleNamespace(get_low_ratio_index_k_dequant=lambda _layer, chosen: k[chosen])
+    layer = full.FullTopKIndexer(
+        token_to_kv_pool=pool,
+        req_to_token=torch.arange(keys)[None],
+        use_deep_gemm_prefill=False,
+        use_deep_gemm_decode=False,
+    )
+    # 0.5.21 hands the buffers over apart.
+    out = types.SimpleNamespace(raw_indices=raw, page_indices=slots, reset=inputs.reset_outputs)
+    more = (out,) if version == "0.5.21" else ()
+
+    def select() -> torch.Tensor:
+        layer.topk_prefill(inputs, *more)
+        return raw
+
+    return select
+
+
+def fallback_inputs(rows: int, pages: int, heads: int, *, ragged: bool) -> tuple[Any, ...]:
+    """What DeepSeek-V4's scoring in plain torch takes: fp8 queries, a paged cache with scales, a page table."""
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(rows, 1, heads, 128, generator=generator).to(torch.float8_e4m3fn)
+    values = torch.randn(pages + 1, 64 * 128, generator=generator).to(torch.float8_e4m3fn).view(torch.uint8)
+    scales = torch.rand(pages + 1, 64, generator=generator).view(torch.uint8).view(pages + 1, -1)
+    cache = torch.cat([values, scales], dim=1).view(pages + 1, 64, 1, 132)
+    weight = torch.randn(rows, heads, generator=generator)
+    longest = pages * 64
+    lens = torch.randint(0, longest + 1, (rows,), generator=generator) if ragged else torch.full((rows,), longest)
+    table = torch.stack([torch.randperm(pages + 1, generator=generator)[:pages] for _ in range(rows)])
+    return q, cache, weight, lens.int(), table.int(), None, longest, False
+
+
 # ---- what a call holds
 
 
-class Live(TorchDispatchMode):
+class Live(TorchDispatchMode):  # type: ignore[misc]
     """The bytes of all tensors made since it began and still alive, and their peak. Views count once."""
 
     def __init__(self) -> None:

@@ -74,63 +74,16 @@ def test_deep_gemm_tiles(keys: int, heads: int, rows: int) -> None:
     assert seen == rows == score_budget.rows_per_tile(limit, keys, heads)
 
 
-def torch_inputs(rows: int, keys: int) -> Any:
-    """What the engine's torch path needs of a chunk: an indexer, a pool, and where to write."""
-    generator = torch.Generator().manual_seed(3)
-    heads, dim = 8, 32
-    q = torch.randn(rows, heads, dim, generator=generator).bfloat16()
-    k = torch.randn(keys, dim, generator=generator).bfloat16()
-    weights = torch.randn(rows, heads, generator=generator).bfloat16()
-    sparse = engine(ATTENTION + "dsv4.dsv41_sparse")
-    indexer = SimpleNamespace(
-        index_topk=64,
-        queries=lambda *_: q,
-        head_weights=lambda _: weights,
-        scores=lambda *args: sparse.DeepseekV41Indexer.scores(None, *args),
-    )
-    out = SimpleNamespace(raw=torch.full((rows, 64), -1, dtype=torch.int32))
-    inputs = SimpleNamespace(
-        indexer=indexer,
-        layer_id=0,
-        compress_ratio=1,
-        freqs_cis=torch.zeros(keys, 1),
-        x=None,
-        q_lora=None,
-        positions=torch.arange(keys - rows, keys),
-        req_rows=torch.zeros(rows, dtype=torch.int64),
-        req_pool_indices=torch.zeros(1, dtype=torch.int64),
-        k_slots=torch.arange(keys),
-        seq_lens_cpu=[keys],
-        rows_per_request=[rows],
-        rows_per_request_device=None,
-        out_raw_indices=out.raw,
-        out_page_indices=None,
-        reset_outputs=lambda: out.raw.fill_(-1),
-    )
-    pool = SimpleNamespace(get_low_ratio_index_k_dequant=lambda _layer, slots: k[slots])
-    return inputs, out, pool
-
-
 @needs_v41
 def test_torch_path_is_the_same_at_any_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's torch selection writes the same bits with one part or many, and holds less."""
     scoring = engine(V41 + "scoring")
-    inputs, out, pool = torch_inputs(96, 4096)
-    extra: dict[str, Any] = {"inputs": inputs, "token_to_kv_pool": pool}
-    if VERSION == "0.5.21":
-        old = SimpleNamespace(raw_indices=out.raw, page_indices=out.raw.clone(), reset=inputs.reset_outputs)
-        extra |= {"out": old}
-    if VERSION in ("0.5.21", "0.5.22"):
-        extra |= {"req_to_token": torch.arange(4096)[None]}
+    select = indexer_world.torch_selection(VERSION, rows=96, keys=4096, heads=8, dim=32, topk=64)
     seen, peaks = [], []
     for limit in (1 << 30, 4 * MIB, MIB, 1):
         monkeypatch.setattr(scoring, "_TORCH_SCORE_BUDGET_BYTES", limit)
         with watch_live() as held:
-            for request, chunks in scoring.prefill_requests(**extra):
-                for chunk in chunks:
-                    idx = chunk.scores.topk(request.k, dim=-1, sorted=False).indices
-                    scoring.write_prefill(extra.get("out", inputs), request, chunk, idx)
-        seen.append(out.raw.clone())
+            seen.append(select().clone())
         peaks.append(held.live_bytes)
     assert (seen[0] >= 0).all()
     assert all(torch.equal(seen[0], other) for other in seen[1:])
@@ -301,19 +254,6 @@ def test_a_filled_head_is_forgotten_with_its_buffer(monkeypatch: pytest.MonkeyPa
 # ---- scoring in plain torch
 
 
-def fallback_inputs(rows: int, pages: int, heads: int, ragged: bool) -> tuple[Any, ...]:
-    generator = torch.Generator().manual_seed(2)
-    q = torch.randn(rows, 1, heads, 128, generator=generator).to(torch.float8_e4m3fn)
-    values = torch.randn(pages + 1, 64 * 128, generator=generator).to(torch.float8_e4m3fn).view(torch.uint8)
-    scales = torch.rand(pages + 1, 64, generator=generator).view(torch.uint8).view(pages + 1, -1)
-    cache = torch.cat([values, scales], dim=1).view(pages + 1, 64, 1, 132)
-    weight = torch.randn(rows, heads, generator=generator)
-    longest = pages * 64
-    lens = torch.randint(0, longest + 1, (rows,), generator=generator) if ragged else torch.full((rows,), longest)
-    table = torch.stack([torch.randperm(pages + 1, generator=generator)[:pages] for _ in range(rows)])
-    return q, cache, weight, lens.int(), table.int(), None, longest, False
-
-
 @pytest.mark.parametrize("name", ["fp8_paged_mqa_logits_torch", "fp8_paged_mqa_logits_torch_sm120"])
 @pytest.mark.parametrize(("rows", "pages", "ragged"), [(1, 3, False), (7, 16, True), (40, 33, True), (64, 8, False)])
 def test_parts_of_rows_give_the_same_bits(
@@ -323,7 +263,7 @@ def test_parts_of_rows_give_the_same_bits(
     indexer = engine(ATTENTION + "dsv4.indexer")
     assert outcome("torch_fallback") == "applied"
     function = getattr(indexer, name)
-    inputs = fallback_inputs(rows, pages, 64, ragged)
+    inputs = indexer_world.fallback_inputs(rows, pages, 64, ragged)
     stock = function.__wrapped__(*inputs)
     for step in (1, 3, 1000):
         monkeypatch.setattr("dynchunk.patches.torch_fallback.torch_rows", lambda *_, step=step: step)
@@ -338,7 +278,7 @@ def test_torch_scoring_stays_within_the_limit(name: str, heads: int, monkeypatch
     """What it holds beside its result is within the limit; the engine's own holds many times as much."""
     indexer = engine(ATTENTION + "dsv4.indexer")
     function = getattr(indexer, name)
-    inputs = fallback_inputs(96, 64, heads, ragged=False)
+    inputs = indexer_world.fallback_inputs(96, 64, heads, ragged=False)
     limit = 32 * MIB
     monkeypatch.setattr(
         "dynchunk.patches.torch_fallback.torch_rows", lambda _limit, *rest: score_budget.torch_rows(limit, *rest)

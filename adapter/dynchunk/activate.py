@@ -35,6 +35,8 @@ PATCHES = {
     "sglang.kernels.ops.attention.dsv4.fp4_indexer_hip": "score_limits",
     # Where it holds more than those limits say.
     "sglang.srt.layers.attention.dsv4.v41_indexer.sparse_table": "score_tiles",
+    "sglang.srt.layers.attention.dsv4.v41_indexer.full_topk": "indexer_keys",
+    "sglang.srt.layers.attention.dsv4.v41_indexer.dense_blocks": "indexer_keys",
     "sglang.srt.layers.attention.dsv4.sparse_prefill_utils": "kv_workspace",
     "sglang.srt.layers.attention.dsv4.indexer": "torch_fallback",
 }

@@ -48,9 +48,20 @@ class Update:
     values: tuple[Any, ...]
 
 
-def compare(store: Store, rank: int, world_size: int, mine: Mapping[str, Any], rank_name: str) -> None:
-    """Publish this rank's settings and read all others'. Raises DisagreementError naming rank, knob and both values."""
-    store.set(KEY.format(rank), json.dumps({"name": rank_name, **mine}))
+def compare(
+    store: Store,
+    rank: int,
+    world_size: int,
+    mine: Mapping[str, Any],
+    *,
+    rank_name: str,
+    report: Mapping[str, Any],
+) -> dict[str, dict[str, Any]]:
+    """Publish this rank's settings and read all others'. Raises DisagreementError naming rank, knob and both values.
+
+    report: what may differ, such as free memory. -> everybody's, by rank name: the same on all ranks.
+    """
+    store.set(KEY.format(rank), json.dumps({"name": rank_name, "report": report, **mine}))
     everybody = []
     for other in range(world_size):
         try:
@@ -71,6 +82,7 @@ def compare(store: Store, rank: int, world_size: int, mine: Mapping[str, Any], r
             "the ranks of this engine run under different settings, which would make them build different batches; "
             "give every host the same environment:\n" + "\n".join(f"  - {line}" for line in found)
         )
+    return {one["name"]: one["report"] for one in everybody}
 
 
 def differences(everybody: list[dict[str, Any]]) -> list[str]:
@@ -79,7 +91,7 @@ def differences(everybody: list[dict[str, Any]]) -> list[str]:
     return [
         f"{key}: {first.get(key)!r} on rank 0 ({first['name']}), {other.get(key)!r} on rank {number} ({other['name']})"
         for number, other in enumerate(everybody[1:], start=1)
-        for key in sorted({*first, *other} - {"name"})
+        for key in sorted({*first, *other} - {"name", "report"})
         if first.get(key) != other.get(key)
     ]
 

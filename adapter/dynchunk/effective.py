@@ -12,6 +12,7 @@ from dynchunk.settings import Settings, SettingsError
 
 SMALLEST_DEFAULT_PAGE_TOKENS = 64  # SGLang's own sizer aligns to max(page, 64) too
 OVERSHOOT_WORTH_A_WORD = 0.05
+DEFAULT_BUDGET = int(Settings().budget)
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,18 @@ class Effective:
         )
 
 
-def resolve(settings: Settings, *, engine_page: int, static_tokens: int, context_tokens: int | None) -> Effective:
+def resolve(
+    settings: Settings,
+    *,
+    engine_page: int,
+    static_tokens: int,
+    context_tokens: int | None,
+    budget: int | None = None,
+) -> Effective:
     """Fit the settings to an engine. Raises SettingsError with every contradiction.
 
-    engine_page, static_tokens (`--chunked-prefill-size` of one rank), context_tokens: tokens.
+    engine_page, static_tokens (`--chunked-prefill-size` of one rank), context_tokens: tokens. budget: what
+    DYNCHUNK_BUDGET=auto comes to, once that is known.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -63,7 +72,13 @@ def resolve(settings: Settings, *, engine_page: int, static_tokens: int, context
         raise SettingsError(problems)
     chunk_min = min(-(-settings.chunk_min // page) * page, chunk_max)
     notes += _rounding(settings, page, ceiling, chunk_min, chunk_max)
-    limits = rule.Budget(settings.budget, settings.rule, page, chunk_min, chunk_max)
+    if budget is None and isinstance(settings.budget, str):
+        budget = DEFAULT_BUDGET
+        notes.append(
+            f"DYNCHUNK_BUDGET=auto is worked out when the engine knows its memory; sizes here are those of {budget:,}"
+        )
+    chosen = int(settings.budget) if budget is None else budget
+    limits = rule.Budget(chosen, settings.rule, page, chunk_min, chunk_max)
     return Effective(limits, static_tokens, notes, _warnings(limits, context_tokens))
 
 

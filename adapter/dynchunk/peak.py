@@ -72,6 +72,7 @@ class PeakMeter:
         self.min_tokens = min_tokens
         self._by_shape: dict[tuple[int, int], deque[Forward]] = {}
         self._marked = False
+        self.measured = 0  # prefills so far
 
     def before(self, prefill: Prefill | None) -> None:
         """Mark, if this is one to be measured."""
@@ -84,6 +85,7 @@ class PeakMeter:
         if not self._marked:
             return
         self._marked = False
+        self.measured += 1
         [(_, prefix, rows)] = prefill.reqs
         shape = rows, round(4 * log2(prefix + rows))
         if shape not in self._by_shape and len(self._by_shape) == SHAPES_KEPT:

@@ -168,10 +168,11 @@ class Settings:
         "`on`: the engine starts with DynChunk or not at all. `report`: nothing is changed, the log says what would "
         "be. `off`: the stock engine, byte for byte.",
     )
-    budget: int = knob(
+    budget: int | str = knob(
         200_000_000,
-        whole(1, 10**15, "token²"),
-        "The most new tokens x prefix that one prefill may score. `2e8`, `200000000` and `200M` are the same.",
+        word_or(whole(1, 10**15, "token²"), "auto"),
+        "The most new tokens x prefix that one prefill may score. `2e8`, `200000000` and `200M` are the same. `auto`: "
+        "worked out at start from the memory that is free then and what a row and key costs on this model's path.",
         "2.0e8",
     )
     rule: str = knob(

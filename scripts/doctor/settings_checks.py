@@ -174,6 +174,6 @@ def _alignment(setting: Setting, environ: Mapping[str, str]) -> list[Check]:
         return []
     tile = environ.get(TILE_VARIABLE, "")
     align = int(tile) if tile.isdigit() and int(tile) else TILE_TOKENS
-    return [
-        chunk_rules.truncation_alignment(setting.chunk, setting.settings.budget, align, setting.launch.context_length)
-    ]
+    limits = setting.limits()
+    budget = effective.DEFAULT_BUDGET if limits is None else limits.budget
+    return [chunk_rules.truncation_alignment(setting.chunk, budget, align, setting.launch.context_length)]

@@ -29,18 +29,20 @@ class FakeStore:
         return self.values[key]
 
 
-def join(settings: list[dict[str, object]]) -> None:
-    """The last rank arrives when all others have published, and compares."""
+def join(settings: list[dict[str, object]]) -> dict[str, dict[str, object]]:
+    """The last rank arrives when all others have published, and compares. -> everybody's report, as it sees them."""
     store = FakeStore()
     for rank, mine in enumerate(settings[:-1]):
         with pytest.raises(DisagreementError, match="has not said"):
-            compare(store, rank, len(settings), mine, f"pp0tp{rank}")
-    compare(store, len(settings) - 1, len(settings), settings[-1], f"pp0tp{len(settings) - 1}")
+            compare(store, rank, len(settings), mine, rank_name=f"pp0tp{rank}", report={"free": rank})
+    last = len(settings) - 1
+    return compare(store, last, len(settings), settings[-1], rank_name=f"pp0tp{last}", report={"free": last})
 
 
 def test_equal_settings_agree() -> None:
-    """Ranks that run under the same settings start."""
-    join([{"DYNCHUNK_BUDGET": 1}, {"DYNCHUNK_BUDGET": 1}, {"DYNCHUNK_BUDGET": 1}])
+    """Ranks that run under the same settings start, whatever they report, and read each other's reports."""
+    reports = join([{"DYNCHUNK_BUDGET": 1}, {"DYNCHUNK_BUDGET": 1}, {"DYNCHUNK_BUDGET": 1}])
+    assert reports == {"pp0tp0": {"free": 0}, "pp0tp1": {"free": 1}, "pp0tp2": {"free": 2}}
 
 
 def test_a_difference_names_rank_knob_and_both_values() -> None:
@@ -57,7 +59,7 @@ def test_a_rank_without_dynchunk_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     """A rank that never says anything does not leave the others waiting for ever."""
     monkeypatch.setattr(agreement, "MISSING_RANK_S", 0)
     with pytest.raises(DisagreementError, match=r"rank 1 has not said.*without DynChunk"):
-        compare(FakeStore(), 0, 2, {}, "pp0tp0")
+        compare(FakeStore(), 0, 2, {}, rank_name="pp0tp0", report={})
 
 
 def test_updates_travel_in_order_once() -> None:

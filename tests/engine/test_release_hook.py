@@ -132,7 +132,7 @@ def test_low_reads_host_memory_only_where_the_device_is_integrated(
     from dynchunk.patches import cuda_device, observers
 
     cuda = FakeCuda(monkeypatch, integrated=integrated)
-    monkeypatch.setattr(cuda_device, "_mem_available_bytes", lambda: GIB)
+    monkeypatch.setattr(cuda_device, "mem_available_bytes", lambda: GIB)
     monkeypatch.setenv("DYNCHUNK_EMPTY_CACHE", "low")
     engine = scheduler(cuda.calls)
     observers.install(engine)

@@ -116,6 +116,18 @@ PUBLISH_TABLE = Contract(
     ("*, data, kv, index_page_table, index_page_size, topk_blocks, out_positions",),
     ("score_tiles", "_build_prefill_table"),
 )
+BUILD_TABLE = Contract(
+    "_build_prefill_table",
+    ("*, blocks, compress_lens, page_table, page_size, request_ids, rows_per_request, q_dtype, valid_lens",),
+)
+FULL_TOPK = _ATTENTION + "dsv4.v41_indexer.full_topk"
+DENSE_BLOCKS = _ATTENTION + "dsv4.v41_indexer.dense_blocks"
+DENSE_TOPK = Contract("dense_prefill_topk", ("data, kv, *, out", "data, kv, *, topk"), ("score_tiles",))
+DEEP_GEMM_PREFILL = Contract(
+    "FullTopKIndexer._deep_gemm_prefill", ("self, inputs", "self, inputs, out"), ("dense_prefill_topk",)
+)
+PUBLISH_BLOCKS = Contract("_publish_prefill_blocks", ("*, data, kv, topk, topk_blocks, block_size",), ("score_tiles",))
+CONSUME_BLOCKS = Contract("_consume_prefill_blocks", ("*, data, kv, topk, blocks, block_size",), ("score_tiles",))
 SCORE_TILES = Contract("score_tiles", ("data, kv", "data, kv, *, width_align"), ("flat_index_logits_tiles",))
 # 0.5.23 has the first class, earlier versions the second.
 KV_BUFFER = Contract("SparsePrefillKVBuffer._reserve", ("self, num_tokens, dtype",), ("_buffer",))
@@ -126,13 +138,26 @@ _FALLBACK = ("q_fp8, kvcache_fp8, weight, seq_lens, page_table, deep_gemm_metada
 INDEXER_CONTRACTS = {
     MQA_LOGITS: (STATIC_SCORE_BUDGET, SCORE_BUDGET),
     DSA_INDEXER: (DSA_SCORE_BUDGET,),
-    V41_SCORING: (SCORE_TILES,),
-    SPARSE_TABLE: (PUBLISH_TABLE,),
+    V41_SCORING: (SCORE_TILES, DENSE_TOPK),
+    SPARSE_TABLE: (PUBLISH_TABLE, BUILD_TABLE),
+    FULL_TOPK: (DEEP_GEMM_PREFILL,),
+    DENSE_BLOCKS: (PUBLISH_BLOCKS, CONSUME_BLOCKS),
     SPARSE_PREFILL: (KV_BUFFER, KV_WORKSPACE),
     V4_INDEXER: (
         Contract("fp8_paged_mqa_logits_torch", _FALLBACK),
         Contract("fp8_paged_mqa_logits_torch_sm120", _FALLBACK),
     ),
 }
+# What is replaced for DYNCHUNK_INDEXER=keys, where it is called; functions of `scoring` are imported by value.
+KEY_BLOCKS = {
+    FULL_TOPK: (DEEP_GEMM_PREFILL, DENSE_TOPK),
+    DENSE_BLOCKS: (PUBLISH_BLOCKS, CONSUME_BLOCKS),
+    SPARSE_TABLE: (PUBLISH_TABLE, BUILD_TABLE),
+}
 # What is hooked there besides limits, for the journal.
-INDEXER_HOOKS = {"score_tiles": SPARSE_TABLE, "kv_workspace": SPARSE_PREFILL, "torch_fallback": V4_INDEXER}
+INDEXER_HOOKS = {
+    "score_tiles": SPARSE_TABLE,
+    "indexer_keys": FULL_TOPK,
+    "kv_workspace": SPARSE_PREFILL,
+    "torch_fallback": V4_INDEXER,
+}

@@ -20,7 +20,7 @@ class CudaDevice:
     def available_bytes(self) -> int:
         """MemAvailable on an integrated device, the driver's free memory on a discrete one."""
         if self.is_integrated:
-            return _mem_available_bytes()
+            return mem_available_bytes()
         free_bytes, _ = torch.cuda.mem_get_info(self.index)
         return int(free_bytes)
 
@@ -37,7 +37,8 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
 
-def _mem_available_bytes() -> int:
+def mem_available_bytes() -> int:
+    """The host's MemAvailable."""
     with Path("/proc/meminfo").open(encoding="ascii") as meminfo:
         for line in meminfo:
             if line.startswith("MemAvailable:"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import platform
+import sys
 from typing import Any
 
 from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_schedule
 
 from dynchunk import journal
 
+V4_RATIO = 4
 ENCODER_REPLAY_ROWS = 128  # DeepSeek-V4.1's sliding window: a first chunk must hold a replay of it and a page
 
 
@@ -49,6 +51,21 @@ def identity(scheduler: Any) -> dict[str, str]:
         "device": torch.cuda.get_device_name() if runner.device == "cuda" else f"{runner.device} {platform.node()}",
         "chunk size": str(scheduler.chunked_prefill_size),
     }
+
+
+def attention_path(scheduler: Any) -> str | None:
+    """Which of policy/auto_budget.PATHS this model runs on; None where what a row and key costs is not known."""
+    runner, config = scheduler.tp_worker.model_runner, scheduler.model_config.hf_config
+    architecture = (getattr(config, "architectures", None) or [""])[0]
+    if runner.device == "cpu":
+        return "reference" if type(runner.attn_backend).__name__ == "ReferenceAttentionBackend" else None
+    if architecture.startswith("DeepseekV4"):
+        ratios = [ratio for ratio in getattr(config, "compress_ratios", None) or () if ratio > 0]
+        # V4 keeps every fourth key at the most; V4.1 has layers that keep them all.
+        if min(ratios, default=1) >= V4_RATIO:
+            return "v4"
+        return "v41" if "sglang.srt.layers.attention.dsv4.v41_indexer.scoring" in sys.modules else "v41-dev"
+    return "dsa" if getattr(config, "index_topk", None) else None
 
 
 def own_order_of_passes() -> str | None:

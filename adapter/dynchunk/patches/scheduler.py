@@ -9,11 +9,12 @@ from typing import Any
 
 from dynchunk import __version__, agreement, effective, in_force, journal, latency_learning, settings
 from dynchunk.agreement import DisagreementError, Update
+from dynchunk.budget_advice import BudgetAdvice
 from dynchunk.contract import ContractError, Patch, apply_all
 from dynchunk.latency_learning import Learning
 from dynchunk.latency_sizing import LatencySizing
 from dynchunk.model_file import ModelFile
-from dynchunk.patches import contracts, facts, look_on, observers, score_limits, turns
+from dynchunk.patches import budget_at_start, contracts, facts, look_on, observers, score_limits, turns
 from dynchunk.policy import calibration, latency
 from dynchunk.settings import SettingsError
 from dynchunk.sizer import BudgetSizer
@@ -57,9 +58,14 @@ def _install(scheduler: Any) -> None:
     """Put the sizer and the model runner's hook in place, or end this process with the reason."""
     rank = facts.rank_name(scheduler)
     try:
+        score_limits.settle()
         resolved = _resolve(scheduler)
-        _agree(rank, resolved)
-    except (SettingsError, DisagreementError) as error:
+        everybody = _agree(rank, resolved, budget_at_start.report(scheduler))
+        if settings.current().budget == "auto":
+            derived = budget_at_start.derive(everybody)
+            resolved = _resolve(scheduler, derived.budget)
+            journal.record("budget", journal.APPLIED, f"auto: {derived.text}")
+    except (SettingsError, DisagreementError, ContractError) as error:
         journal.set_effective(rank, {})
         journal.refuse(error)
         raise SystemExit(1) from error
@@ -70,8 +76,11 @@ def _install(scheduler: Any) -> None:
     scheduler.dynamic_chunk_sizer = BudgetSizer(scheduler.dynamic_chunk_sizer, lambda: in_force.cut()[0])
     journal.record("sizer", journal.APPLIED)
     _size_by_latency(scheduler, resolved)
-    score_limits.settle()
     observers.install(scheduler)
+    if facts.is_entry_rank(scheduler) and in_force.meter is not None:
+        at_start = budget_at_start.headrooms(everybody)
+        advice = BudgetAdvice(in_force.meter, at_start, adopt=settings.current().budget == "auto")
+        in_force.when_idle.append(advice.when_idle)
     _show(rank, resolved)
     journal.write()
     if facts.is_entry_rank(scheduler):
@@ -101,7 +110,7 @@ def _size_by_latency(scheduler: Any, resolved: effective.Effective) -> None:
         in_force.when_idle.append(learning.when_idle)
 
 
-def _resolve(scheduler: Any) -> effective.Effective:
+def _resolve(scheduler: Any, budget: int | None = None) -> effective.Effective:
     static_tokens = scheduler.chunked_prefill_size
     if static_tokens is None:
         multimodal = getattr(scheduler.model_config, "is_multimodal", False)
@@ -118,18 +127,21 @@ def _resolve(scheduler: Any) -> effective.Effective:
         engine_page=scheduler.page_size,
         static_tokens=static_tokens,
         context_tokens=scheduler.model_config.context_len,
+        budget=budget,
     )
 
 
-def _agree(rank: str, resolved: effective.Effective) -> None:
-    """Compare with all ranks of this engine what a chunk's size depends on."""
+def _agree(rank: str, resolved: effective.Effective, report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Compare with all ranks of this engine what a chunk's size depends on. -> everybody's report."""
     store, number, world_size = facts.world()
-    if world_size > 1:
-        chosen = settings.deciding(settings.current())
-        derived = {"page in force": resolved.limits.page, "engine's chunk size": resolved.static_tokens}
-        versions = {"DynChunk's version": __version__, "SGLang's version": journal.engine_version()}
-        agreement.compare(store, number, world_size, chosen | derived | versions, rank)
-        journal.record("agreement", journal.APPLIED, f"{world_size} ranks run under the same settings")
+    if world_size == 1:
+        return {rank: report}
+    chosen = settings.deciding(settings.current())
+    derived = {"page in force": resolved.limits.page, "engine's chunk size": resolved.static_tokens}
+    versions = {"DynChunk's version": __version__, "SGLang's version": journal.engine_version()}
+    everybody = agreement.compare(store, number, world_size, chosen | derived | versions, rank_name=rank, report=report)
+    journal.record("agreement", journal.APPLIED, f"{world_size} ranks run under the same settings")
+    return everybody
 
 
 def _show(rank: str, resolved: effective.Effective) -> None:
@@ -164,7 +176,7 @@ def _change_budget(original: Any) -> Any:
 
         wanted = recv_req.server_args.pop(BUDGET_KEY)
         try:
-            budget = settings.from_env({settings.env_name(settings.field_of("budget")): str(wanted)}).budget
+            budget = _number(wanted)
         except SettingsError as error:
             journal.say(f"the budget stays as it is: {error}")
             return SetInternalStateReqOutput(updated=False)
@@ -178,6 +190,13 @@ def _change_budget(original: Any) -> Any:
         return SetInternalStateReqOutput(updated=True)
 
     return set_internal_state
+
+
+def _number(wanted: Any) -> int:
+    budget = settings.from_env({settings.env_name(settings.field_of("budget")): str(wanted)}).budget
+    if not isinstance(budget, int):
+        raise SettingsError([f"{BUDGET_KEY}={wanted!r}: while serving, only a number will do"])
+    return budget
 
 
 def _adopt_updates(original: Any) -> Any:

@@ -140,6 +140,11 @@ def in_force_bytes() -> int | None:
     return max(((f.lowered or f.own) * limit.unit for limit, f in _found.items() if limit.follows_gpu), default=None)
 
 
+def processors() -> int:
+    """Multiprocessors of the device; 1 while that is not known."""
+    return (_shape.processors if _shape is not None else None) or 1
+
+
 def apply(module: ModuleType) -> None:
     """Lower this module's limits and say what came of each."""
     try:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dynchunk import journal
 from dynchunk.contract import Patch, apply_all
-from dynchunk.patches import contracts
+from dynchunk.patches import contracts, indexer_keys
 from dynchunk.settings import current
 
 HOOK = "score_tiles"
@@ -20,6 +20,10 @@ HOOK = "score_tiles"
 
 def apply(module: ModuleType) -> None:
     """Wrap the tiles that `publish_prefill_table` runs over; only there is the last reader known."""
+    if current().indexer == "keys":
+        journal.record(HOOK, journal.NOT_IN_USE, "DYNCHUNK_INDEXER=keys frees its own tiles")
+        indexer_keys.apply(module)
+        return
     mode = current().mode
     patches = [Patch(contracts.PUBLISH_TABLE), Patch(contracts.SCORE_TILES, _free_each)]
     apply_all(module, patches, change=mode == "on", hint=contracts.HINT)

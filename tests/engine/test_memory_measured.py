@@ -1,0 +1,52 @@
+"""What a row and key costs, measured while the real engine serves, and the budget that follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.reference import prompt, serving
+
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # the engine warns on import
+
+REFERENCE_BYTES = 24  # fp32 scores of the tiny model's 6 heads; see docker-images/cpu-reference/README.md
+
+
+def test_ranks_that_share_a_host_share_what_it_has_to_spare() -> None:
+    from dynchunk.patches.budget_at_start import headrooms
+
+    reports = {
+        "pp0tp0": {"headroom_bytes": 10, "host": "a"},
+        "pp0tp1": {"headroom_bytes": 12, "host": "a"},
+        "pp0tp2": {"headroom_bytes": 7, "host": "b"},
+        "pp0tp3": {"headroom_bytes": 9, "host": None},
+    }
+    assert headrooms(reports) == {"pp0tp0": 5, "pp0tp1": 6, "pp0tp2": 7, "pp0tp3": 9}
+
+
+def test_auto_budget_and_the_measured_coefficient(tmp_path: Path) -> None:
+    """Two ranks work out one budget from the memory at start; a long prompt's peaks show the coefficient behind it."""
+    with serving(tmp_path, "--tp", "2", "--chunked-prefill-size", "2048", DYNCHUNK_BUDGET="auto") as server:
+        state = server.state()
+        budget = state["effective"]["budget"]
+        assert f"= {budget:,} token^2 (reference:" in state["hooks"]["budget"]["detail"]
+        assert "the least of 2 ranks" in state["hooks"]["budget"]["detail"]
+        assert server.log.read_text().count(f"budget {budget:,} token^2") == 2, "not the same on both ranks"
+        # A budget that makes chunks of several sizes, so that rows and keys can be told apart.
+        server.client.post(
+            f"{server.url}/set_internal_state", json={"server_args": {"dynchunk_budget": 12_000_000}}
+        ).raise_for_status()
+        server.tokens(prompt(40_000, 1))
+        found = server.state()["coefficient"]
+        assert found["trusted"], found
+        # Each of two ranks has half the heads.
+        assert 0.8 < found["bytes_per_pair"] / (REFERENCE_BYTES / 2) < 1.25, found
+
+
+def test_auto_is_refused_where_the_cost_is_not_known() -> None:
+    from dynchunk.patches.budget_at_start import derive
+    from dynchunk.settings import SettingsError
+
+    with pytest.raises(SettingsError, match=r"set a number such as 2\.0e8"):
+        derive({"pp0tp0": {"headroom_bytes": 10**10, "host": None, "path": None, "score_limit_bytes": 0}})

@@ -88,8 +88,9 @@ def show(server_info: dict[str, Any]) -> bool:
     states = dynchunk_states(server_info)
     if not states:
         print(
-            "DynChunk is not active in this server: it runs the stock engine (DYNCHUNK_MODE=off), or was started "
-            "without DynChunk's boot folder on PYTHONPATH"
+            "DynChunk is not active in this server: it runs the stock engine. Either DYNCHUNK_MODE is off, or report "
+            "(its log then says what would be done); or it was started without DynChunk's boot folder on PYTHONPATH, "
+            "and without the plugin too, which SGLANG_PLUGINS leaves out where it is set and does not name dynchunk"
         )
         return False
     for state in states:
@@ -114,6 +115,12 @@ def show(server_info: dict[str, Any]) -> bool:
         released = _members(state, "empty_cache")
         if released:
             print(f"cache released {_of(released, 'calls')} times, {_of(released, 'ms'):,.0f} ms in all")
+        latency = _members(state, "latency")
+        if latency.get("mode", "off") != "off":
+            said = latency.get("reason") or f"{_of(latency, 'long_requests')} long requests so far"
+            print(tables.printable(f"latency: {_of(latency, 'mode')}, {_of(latency, 'state')}: {said}"))
+        if coefficient := _members(state, "coefficient"):
+            print(tables.printable(f"memory: {_of(coefficient, 'in_words')}"))
     return True
 
 

@@ -1,0 +1,1 @@
+"""`./dynchunk top`: what a running server is doing, from its /metrics."""

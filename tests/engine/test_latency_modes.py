@@ -25,7 +25,7 @@ ENVIRON = {
 AT_MOST = 16  # long prompts until it has learned or given up
 
 
-def learn(server: Server, tokens: int = 9_000) -> dict:
+def learn(server: Server, tokens: int = 6_000) -> dict:
     """Serve long prompts, one at a time, until the sweep ends. -> the state then."""
     for number in range(AT_MOST):
         server.flush()

@@ -17,15 +17,24 @@ from types import FrameType
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_S = 20.0  # for a process to end by itself
 
+_came = threading.Event()
+
 
 def end_once() -> None:
     """From now on the first of the signals raises KeyboardInterrupt in the main thread, and the later ones do nothing.
 
-    One that is ignored already stays so, as nohup wants it.
+    One that is ignored already stays so, as nohup wants it. Loops should ask `asked` as well: what is raised while
+    Python happens to clean up some object goes nowhere.
     """
+    _came.clear()
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _first)
+
+
+def asked() -> bool:
+    """Whether one of the signals has come."""
+    return _came.is_set()
 
 
 @contextlib.contextmanager
@@ -70,6 +79,7 @@ def _first(_number: int, _frame: FrameType | None) -> None:
     for other in SIGNALS:
         if signal.getsignal(other) is _first:
             signal.signal(other, _later)
+    _came.set()
     raise KeyboardInterrupt
 
 

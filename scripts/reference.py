@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from scripts.ending import stop, undisturbed
+from scripts.ending import asked, stop, undisturbed
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOT = ROOT / "adapter" / "boot"
@@ -197,6 +197,8 @@ def wait_until_healthy(server: Server, timeout_s: float = START_TIMEOUT_S) -> No
     """Raises EngineEndedError when the engine ends, or is not ready in time."""
     deadline = time.monotonic() + timeout_s
     while True:
+        if asked():
+            raise KeyboardInterrupt
         if server.process.poll() is not None:
             raise EngineEndedError(f"the engine ended with {server.process.returncode}:\n{tail(server.log)}")
         with contextlib.suppress(httpx.HTTPError):

@@ -19,6 +19,7 @@ from subprocess import Popen
 
 from rich.markup import escape
 
+from scripts.ending import asked
 from scripts.verify import launch, place, records
 from scripts.verify.decide import IDLE, RAMP, START, Action, by_phase, gib
 from scripts.verify.engine_process import EngineProcess
@@ -48,7 +49,7 @@ def run(options: Options, around: Surroundings) -> int:
             watch.launched = stack.enter_context(launch.launched(options.launch, None, niceness))
             watch.find_engine()
         try:
-            while watch.launched is None or watch.launched.poll() is None:
+            while not asked() and (watch.launched is None or watch.launched.poll() is None):
                 watch.look()
                 time.sleep(around.look_s)
         except KeyboardInterrupt:
@@ -125,8 +126,8 @@ class Attached:
         if isinstance(before, EngineProcess):
             if not before.ended():
                 return
-            before.close()
             self._served = False
+            self._guard.release()
         if not self._options.signals:
             found: EngineProcess | str = place.SIGNALS_OFF
         elif self.launched is not None:
@@ -143,6 +144,8 @@ class Attached:
         self._served = self._served or requests is not None or self._server.healthy(self._around.look_s)
         self._sampler.running = requests
         self._sampler.phase = self._phase(requests)
+        if self._served and self._armed:
+            self._guard.watch(_ALL)
         samples = self._sampler.samples[-max(1, round(1 / self._around.sample_interval_s)) :]
         if samples and self._armed and (requests == 0 or not self._baseline_bytes):
             self._baseline_bytes = int(statistics.median(sample.available_bytes for sample in samples))
@@ -206,7 +209,6 @@ class Attached:
         """The guard may trip (again)."""
         self._armed = True
         self._guard.calm()
-        self._guard.watch(_ALL)
         self._sampler.arm(self._limits)
 
     def _now_s(self) -> float:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import signal
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,13 +27,14 @@ class EngineProcess:
     """One process and what it has started since. what: for the log. is_head: whether it is the host that answers."""
 
     def __init__(self, pid: int, what: str, *, is_head: bool = True) -> None:
-        """Raises OSError where there is no such process, or the kernel has no pidfds."""
+        """Raises OSError where there is no such process, it may not be signalled, or the kernel has no pidfds."""
         self.pid = pid
         self.what = what
         self.is_head = is_head
         self._fd = os.pidfd_open(pid)
-        self._poll = select.poll()
-        self._poll.register(self._fd, select.POLLIN)
+        # Not before nobody can use it any more: its number may be another process's then.
+        weakref.finalize(self, os.close, self._fd)
+        signal.pidfd_send_signal(self._fd, 0)  # nothing is sent; only whether it may be
 
     def send(self, number: signal.Signals) -> str:
         """Signal it -> what was done, in words. SIGKILL goes to everything it has started as well."""
@@ -50,15 +52,13 @@ class EngineProcess:
 
     def ended(self) -> bool:
         """Whether it is gone."""
-        return bool(self._poll.poll(0))
+        return self.wait(0)
 
     def wait(self, at_most_s: float) -> bool:
-        """Wait for it to end -> whether it has."""
-        return bool(self._poll.poll(at_most_s * 1000))
-
-    def close(self) -> None:
-        """Let it go."""
-        os.close(self._fd)
+        """Wait for it to end -> whether it has. From any thread."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(at_most_s * 1000))
 
 
 def find(port: int, *, here: bool | None, proc: Path = PROC) -> EngineProcess | str:
@@ -82,10 +82,9 @@ def find(port: int, *, here: bool | None, proc: Path = PROC) -> EngineProcess | 
     try:
         engine = EngineProcess(pid, f"the engine (process {pid})", is_head=_number(words, "--node-rank", 0) == 0)
     except OSError as error:
-        return f"process {pid} cannot be held: {error.strerror}"
+        return f"process {pid} cannot be signalled: {error.strerror}"
     # Read again, now that the number cannot come to mean another process unnoticed.
     if _command(proc / str(pid)) != words or engine.ended():
-        engine.close()
         return f"process {pid} ended while it was looked at"
     return engine
 

@@ -55,7 +55,7 @@ def held(process: subprocess.Popen[bytes]) -> EngineProcess | str:
     try:
         return EngineProcess(process.pid, f"the engine (process {process.pid}, started by memguard)")
     except OSError as error:
-        return f"process {process.pid} cannot be held: {error.strerror}"
+        return f"process {process.pid} cannot be signalled: {error.strerror}"
 
 
 def phase(process: subprocess.Popen[bytes]) -> str:

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable
 
+from scripts.ending import asked
 from scripts.verify.decide import Action, by_phase
 from scripts.verify.device import Devices
 from scripts.verify.engine_process import EngineProcess
@@ -123,7 +124,11 @@ class Watch:
             self.run.notes.append(sentence)
 
     def tick(self, now: Now) -> None:
-        """Record and show one moment. Raises MemguardError when memory is no longer read or recorded."""
+        """Record and show one moment. Raises MemguardError when memory is no longer read or recorded, KeyboardInterrupt
+        when the program was told to end.
+        """
+        if asked():
+            raise KeyboardInterrupt
         self._sampler.check()
         self._show_steps()
         self._record(raising=not self.guard.tripped)  # after a trip, memory matters more than the record

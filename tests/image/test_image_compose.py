@@ -170,6 +170,24 @@ def test_memguard_writes_a_report(stack: Stack) -> None:
     assert (report.parent / "run-2.json").is_file()
 
 
+def test_the_watch_holds_the_engine(stack: Stack) -> None:
+    """`docker compose up watch`: it finds the engine in the other container, may signal it, is locked in memory, and
+    ends quietly.
+    """
+    stack.compose("up", "--detach", "watch")
+
+    def says(text: str) -> bool:
+        return harness.wait_until(lambda: text in stack.compose("logs", "watch").stdout, 30)
+
+    try:
+        assert says("signals to the engine: could reach the engine (process"), stack.compose("logs", "watch").stdout
+        assert says("; locked in memory")
+        stack.compose("stop", "watch")
+        assert says("ended; the guard has tripped 0 times")
+    finally:
+        stack.compose("rm", "--stop", "--force", "watch")
+
+
 def test_wrong_settings_end_the_service(stack: Stack) -> None:
     """A wrong budget in the shell ends the container with the message and exit code 2."""
     done = stack.compose("run", "--rm", "-T", "cpu", check=False, environ={"DYNCHUNK_BUDGET": "-1"})

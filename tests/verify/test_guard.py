@@ -263,6 +263,25 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not")
+def test_another_users_engine_is_not_promised(start_process: Start) -> None:
+    """Who may not signal it says so beforehand, not when it is needed."""
+    process = start_process("--port", str(PORT))
+    code = (
+        "import os; from scripts.verify.engine_process import find; os.setresuid(65534, 65534, 65534); "
+        f"print(find({PORT}, here=True))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=clean_environ(PYTHONPATH=f"{ROOT}:{ROOT}/adapter"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == f"process {process.pid} cannot be signalled: Operation not permitted", done.stderr
+
+
 def test_ended_processes_cannot_be_held() -> None:
     """A number without a process is an error, not a wrong process."""
     process = subprocess.Popen([sys.executable, "-c", ""])

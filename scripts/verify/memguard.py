@@ -44,15 +44,12 @@ tried. The report, its data and plots are in logs/profile-DATE.
 
 Run it on the server's machine, with the server to yourself.
 
-    dynchunk memguard                                        ramp against the server that runs
-
-    dynchunk memguard --launch -- ./dynchunk serve           start the server with the guard armed, ramp, end it
-
-    dynchunk memguard --attach                               watch beside a server, without a ramp, until Ctrl-C
-
-    dynchunk memguard --replay FILE.jsonl                    what the guard would have done on these readings
-
-    dynchunk memguard --compare OLD NEW                      two reports side by side
+\b
+  dynchunk memguard                                 ramp against the server
+  dynchunk memguard --launch -- ./dynchunk serve    start it guarded, ramp, end it
+  dynchunk memguard --attach                        watch beside it, until Ctrl-C
+  dynchunk memguard --replay FILE.jsonl             decide on these readings
+  dynchunk memguard --compare OLD NEW               two reports side by side
 
 Exit codes: 0 all sizes passed, or quiet; 2 the guard tripped, or a size would have crossed it; 1 an error, or a size
 that could not run (above the context length); 130 interrupted. Whatever was measured is kept in each case.

@@ -64,11 +64,25 @@ def test_the_guard_of_the_start_is_its_own() -> None:
     assert replay(FILES / "healthy-start.jsonl", "--guard-gib", "2", "--start-guard-gib", "30").returncode == 2
 
 
-def test_a_recorded_run_can_be_replayed() -> None:
-    """The samples of a report, also of the first version's, are such a file."""
-    recorded = next(ROOT.glob("logs/profile-*/samples.jsonl"))
-    assert replay(recorded, "--guard-gib", "1").returncode == 0
-    assert replay(recorded, "--guard-gib", "200").returncode == 2
+def test_readings_of_the_first_version_can_be_replayed(tmp_path: Path) -> None:
+    """Its reports had other names for the same."""
+    path = tmp_path / "samples.jsonl"
+    line = {"t_s": 1.0, "available_bytes": 2 * GIB, "free_bytes": GIB, "swap_free_bytes": 0}
+    path.write_text(json.dumps(line) + "\n")
+    assert replay(path, "--guard-gib", "1").returncode == 0
+    assert replay(path, "--guard-gib", "3").returncode == 2
+
+
+def test_the_reference_platforms_ramps() -> None:
+    """Recorded there, where chunks take gigabytes within 100 ms and give them back. Under a budget the guard is quiet;
+    the static chunk aborts at the guard, and for no fall before it.
+    """
+    assert replay(FILES / "reference-budget.jsonl", "--guard-gib", "19.1235").returncode == 0
+    done = replay(FILES / "reference-static.jsonl", "--guard-gib", "19.2149")
+    assert done.returncode == 2
+    first = next(line for line in done.stdout.splitlines() if " abort " in line)
+    assert first.split()[:3] == ["17.5", "s", "ramp"]
+    assert "MemAvailable 19.17 GiB is below the guard of 19.21 GiB" in first
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import resource
 import time
 from collections.abc import Iterator
@@ -176,6 +177,30 @@ def test_a_watch_without_end_keeps_the_newest_readings(meminfo: Path) -> None:
     sampler.end()
     assert 10 <= len(sampler.samples) <= 20
     assert sampler.samples[-1].t_s - sampler.samples[0].t_s < 0.3
+
+
+def test_its_memory_stays_in_place_where_that_is_permitted() -> None:
+    """What it says of being locked is what the kernel says, also of memory that comes later; drawing is not locked."""
+    done = run_python(
+        """
+import re
+from scripts.verify import sampler
+def locked_kib():
+    return int(re.search(r"VmLck:\\s+(\\d+)", open("/proc/self/status").read())[1])
+said = sampler.hold_ground()
+first = locked_kib()
+more = bytearray(64 * 2**20)
+grown = locked_kib() - first
+sampler.let_go()
+print(said, first > 1000, grown > 60_000, locked_kib())
+""",
+        path=(ROOT, ROOT / "adapter"),
+    )
+    assert done.returncode == 0, done.stderr
+    said, locked, future, after = done.stdout.split()
+    assert (said, after) == (locked, "0")
+    if os.geteuid() == 0:
+        assert future == "True"
 
 
 def test_nothing_is_opened_imported_or_forked_once_it_runs() -> None:

@@ -93,7 +93,10 @@ class Attached:
         locked = self._around.hold_ground()
         self._guard.start()
         self._rearm()
-        self.find_engine()
+        if self._options.launch:
+            self._sampler.phase = START
+        else:
+            self.find_engine()
         self._sampler.start()
         self._say(
             f"watching the engine at {self._server.shown}; guard {gib(self._limits[RAMP].guard_bytes)}, "

@@ -18,7 +18,7 @@ except ImportError as missing:
     )
 
 from dynchunk import __version__
-from dynchunk.settings import SettingsError, field_of
+from dynchunk.settings import BUDGET_NUMBER, SettingsError
 from launcher import address, dotenv
 
 app = typer.Typer(
@@ -125,11 +125,10 @@ def budget(
     """
     from launcher import status as reporting
 
-    kind = field_of("budget").metadata["kind"]
     try:
-        wanted = kind.parse(tokens_squared.strip())
+        wanted = BUDGET_NUMBER.parse(tokens_squared.strip())
     except ValueError as error:
-        print(f"dynchunk budget: {tokens_squared!r}: {error}; accepted: {kind.limits}", file=sys.stderr)
+        print(f"dynchunk budget: {tokens_squared!r}: {error}; accepted: {BUDGET_NUMBER.limits}", file=sys.stderr)
         raise typer.Exit(1) from error
     try:
         where, key = _server(url, env_file)

@@ -158,6 +158,10 @@ def text_value(what: str) -> Kind:
     return Kind(str, what)
 
 
+# What a budget is while the engine serves.
+BUDGET_NUMBER = whole(1, 10**15, "token²")
+
+
 @dataclass(frozen=True)
 class Settings:
     """DynChunk's settings as the operator gave them. What follows from them in one engine is in effective.py."""
@@ -170,7 +174,7 @@ class Settings:
     )
     budget: int | str = knob(
         200_000_000,
-        word_or(whole(1, 10**15, "token²"), "auto"),
+        word_or(BUDGET_NUMBER, "auto"),
         "The most new tokens x prefix that one prefill may score. `2e8`, `200000000` and `200M` are the same. `auto`: "
         "worked out at start from the memory that is free then and what a row and key costs on this model's path.",
         "2.0e8",
@@ -291,11 +295,6 @@ class Settings:
     )
     # Which fields the operator set; the rest are defaults. Not a knob.
     explicit: frozenset[str] = frozenset()
-
-
-def field_of(name: str) -> Field[Any]:
-    """The declaration of one knob."""
-    return next(f for f in knob_fields() if f.name == name)
 
 
 def deciding(settings: Settings) -> dict[str, Any]:

@@ -176,9 +176,10 @@ def _change_budget(original: Any) -> Any:
 
         wanted = recv_req.server_args.pop(BUDGET_KEY)
         try:
-            budget = _number(wanted)
-        except SettingsError as error:
-            journal.say(f"the budget stays as it is: {error}")
+            budget = settings.BUDGET_NUMBER.parse(str(wanted))
+        except ValueError as error:
+            limits = settings.BUDGET_NUMBER.limits
+            journal.say(f"the budget stays as it is: {BUDGET_KEY}={wanted!r}: {error}; accepted: {limits}")
             return SetInternalStateReqOutput(updated=False)
         if recv_req.server_args:
             # The engine's own keys first: where it refuses them, nothing of the request is done.
@@ -190,13 +191,6 @@ def _change_budget(original: Any) -> Any:
         return SetInternalStateReqOutput(updated=True)
 
     return set_internal_state
-
-
-def _number(wanted: Any) -> int:
-    budget = settings.from_env({settings.env_name(settings.field_of("budget")): str(wanted)}).budget
-    if not isinstance(budget, int):
-        raise SettingsError([f"{BUDGET_KEY}={wanted!r}: while serving, only a number will do"])
-    return budget
 
 
 def _adopt_updates(original: Any) -> Any:

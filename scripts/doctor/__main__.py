@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dynchunk.policy import paths
 from launcher import address, dotenv, tables
 from scripts.doctor import examine, memory_rules, readings
 from scripts.doctor.verdict import GIB, Check, Level, fail
@@ -26,7 +27,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 
 @app.command(help=HELP)
-def doctor(
+def doctor(  # noqa: PLR0917 - typer makes an option of each
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
     settings_file: Annotated[
         Path | None, typer.Option("--env-file", help="Settings in a file, as for serve.", show_default=".env")
@@ -37,11 +38,19 @@ def doctor(
     guard_gib: Annotated[
         float, typer.Option(min=0.0, help="The MemAvailable at which memguard aborts.")
     ] = memory_rules.GUARD_BYTES / GIB,
-    bytes_per_pair: Annotated[
-        float, typer.Option(min=0.0, help="Bytes that one (row, key) takes; memguard measures it.")
-    ] = memory_rules.BYTES_PER_PAIR,
+    path: Annotated[
+        str, typer.Option(help=f"The engine's attention path: {', '.join(paths.PATHS)}.", show_default="the model's")
+    ] = "",
+    bytes_each: Annotated[
+        float | None,
+        typer.Option(
+            "--bytes", min=0.0, help="What one row and key takes, as memguard measured it.", show_default="of the path"
+        ),
+    ] = None,
 ) -> None:
     """Check, print, exit."""
+    if path and path not in paths.PATHS:
+        raise typer.BadParameter(f"no such path; accepted: {', '.join(paths.PATHS)}", param_hint="--path")
     try:
         environ = dotenv.merged(os.environ, settings_file).environ
         server, api_key = url.rstrip("/") or address.server_url(environ), address.api_key(environ)
@@ -54,7 +63,8 @@ def doctor(
             server,
             api_key,
             guard_bytes=int(guard_gib * GIB),
-            bytes_per_pair=bytes_per_pair,
+            path=path,
+            bytes_each=bytes_each,
         )
     if as_json:
         print(json.dumps(as_data(checks), indent=1))

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
 
+from dynchunk.policy import auto_budget, paths
 from scripts.doctor import containers, engine, killers, memory_rules, settings_checks
 from scripts.doctor.readings import Machine, docker_containers
 from scripts.doctor.settings_checks import Setting
 from scripts.doctor.verdict import Check, fail, gib, not_checked, ok, warn
 from scripts.image import prove_adapter
+
+# What is assumed of a model that is not known: the most that was measured on a GPU.
+DEAREST = "v41-dev"
 
 
 def examine(
@@ -20,9 +25,10 @@ def examine(
     api_key: str | None,
     *,
     guard_bytes: int,
-    bytes_per_pair: float,
+    path: str = "",
+    bytes_each: float | None = None,
 ) -> list[Check]:
-    """Every check on one look at the machine. url, api_key: where a server may run already."""
+    """Every check on one look at the machine. url, api_key: where a server may run already. The rest: see headroom."""
     found = engine.checks(environ, in_container=here.container is not None)
     if any(entry.endswith("adapter/boot") for entry in environ.get("PYTHONPATH", "").split(os.pathsep)):
         found.append(start_hook())
@@ -31,7 +37,7 @@ def examine(
     if setting is not None:
         found += settings_checks.checks(setting, environ, [d["capability"] for d in here.devices["devices"]])
     found += devices(here)
-    found += memory(here, setting, guard_bytes, bytes_per_pair)
+    found += memory(here, setting, guard_bytes, path, bytes_each)
     found += around(here, guard_bytes)
     return found + engine.running(url, api_key)
 
@@ -72,28 +78,41 @@ def devices(here: Machine) -> list[Check]:
     return checks
 
 
-def memory(here: Machine, setting: Setting | None, guard_bytes: int, bytes_per_pair: float) -> list[Check]:
+def memory(
+    here: Machine, setting: Setting | None, guard_bytes: int, path: str, bytes_each: float | None
+) -> list[Check]:
     """MemAvailable or the GPU's memory against what one chunk takes, and the state of the host's memory."""
     unified = here.unified is True
     weights = None if setting is None else weight_bytes(str(setting.launch.model_path))
     return [
-        *headroom(here, setting, guard_bytes, bytes_per_pair),
+        *headroom(here, setting, guard_bytes, path, bytes_each),
         memory_rules.swap(here.meminfo, here.swapped_in_per_s, unified=unified),
         memory_rules.pressure(here.full_avg10),
         memory_rules.page_cache(here.meminfo, unified=unified, weights_bytes=weights),
     ]
 
 
-def headroom(here: Machine, setting: Setting | None, guard_bytes: int, bytes_per_pair: float) -> list[Check]:
-    """Whether the largest chunk fits. Where it cannot be known, why."""
+def headroom(
+    here: Machine, setting: Setting | None, guard_bytes: int, path: str, bytes_each: float | None
+) -> list[Check]:
+    """Whether the largest chunk fits. Where it cannot be known, why.
+
+    path: the engine's attention path, as for `plan`; empty for the model's own. bytes_each: what a row and key takes,
+    where that was measured.
+    """
     name = "memory for long prompts"
     limits = None if setting is None else setting.limits()
     if setting is None or limits is None:
         return [not_checked(name, "there is no chunk size to go by")]
+    if setting.settings.budget == "auto":
+        return [not_checked(name, "DYNCHUNK_BUDGET=auto is worked out from the memory that is free at the start")]
     launch = setting.launch
     # Under context parallelism each rank scores its share of the rows.
     pairs = memory_rules.most_pairs(limits, launch.context_length) // setting.context_parallel
-    needs = [(f"for a chunk ({pairs:,} token^2 x {bytes_per_pair:g} B)", int(pairs * bytes_per_pair))]
+    known = path or setting.path
+    cost = _cost(known or DEAREST, bytes_each, setting)
+    guessed = not known and bytes_each is None
+    needs = [(f"for a chunk of {pairs:,} token^2 ({cost.source})", paths.transient_bytes(cost, 1, pairs))]
     share = launch.mem_fraction_static
     available = here.meminfo["MemAvailable"]
     if here.unified is False:
@@ -101,7 +120,7 @@ def headroom(here: Machine, setting: Setting | None, guard_bytes: int, bytes_per
             return [not_checked(name, "MEM_FRACTION_STATIC is not set; the engine keeps room of its own choosing")]
         total = min(device["total_bytes"] for device in here.devices["devices"])
         needs.insert(0, (f"static (MEM_FRACTION_STATIC={share:g})", int(total * share)))
-        return [memory_rules.headroom(total, needs, 0, what="GPU memory")]
+        return [memory_rules.headroom(total, needs, 0, what="GPU memory", guessed=guessed)]
     if here.unified and here.engine_pid is None:
         if share is None:
             return [
@@ -113,7 +132,15 @@ def headroom(here: Machine, setting: Setting | None, guard_bytes: int, bytes_per
         if launch.node_rank == 0:
             needs.append(("for what runs on the head only", memory_rules.HEAD_BYTES))
     running = "MemAvailable beside the running engine" if here.engine_pid else "MemAvailable"
-    return [memory_rules.headroom(available, needs, guard_bytes, what=running)]
+    return [memory_rules.headroom(available, needs, guard_bytes, what=running, guessed=guessed)]
+
+
+def _cost(path: str, bytes_each: float | None, setting: Setting) -> paths.Cost:
+    if bytes_each is not None:
+        return paths.Cost(ceil(bytes_each * paths.MILLI), None, f"{bytes_each:g} B for a row and key")
+    limit_mib = setting.settings.indexer_score_mib
+    # `auto` is at least so much, and more only on GPUs that need it.
+    return paths.of_path(path, (limit_mib if isinstance(limit_mib, int) else 256) * auto_budget.MIB)
 
 
 def around(here: Machine, guard_bytes: int) -> list[Check]:

@@ -20,6 +20,7 @@ NO_MODEL = "MODEL_PATH is not set"
 # Models whose cache the engine pages by 256 and whose sliding-window layers get a tenth of it, unless told otherwise.
 PAGES_OF_256 = ("deepseek_v4",)
 V4_PAGE, V4_RATIO, USUAL_RATIO = 256, 0.1, 0.8
+V4_RATIO_OF_KEYS = 4
 # Deterministic inference with flashinfer cuts prompts at these; the engine reads the same variable.
 TILE_VARIABLE, TILE_TOKENS = "SGLANG_FLASHINFER_PREFILL_SPLIT_TILE_SIZE", 4096
 
@@ -32,6 +33,15 @@ class Setting:
     settings: Settings
     words: list[str]
     model: dict[str, Any]
+
+    @property
+    def path(self) -> str:
+        """The engine's attention path (policy/paths.py) as far as the model's file tells; empty where it does not."""
+        if str((self.model.get("architectures") or [""])[0]).startswith("DeepseekV4"):
+            ratios = [ratio for ratio in self.model.get("compress_ratios") or () if ratio > 0]
+            # V4 keeps every fourth key at the most; V4.1 has layers that keep them all.
+            return "v4" if min(ratios, default=1) >= V4_RATIO_OF_KEYS else "v41-dev"
+        return "dsa" if self.model.get("index_topk") else ""
 
     @property
     def page(self) -> int:

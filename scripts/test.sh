@@ -28,8 +28,14 @@ say "lint and types"
 .venv/bin/python -m scripts.render_docs --check
 
 say "tests"
+# Two at a time: most of an engine's start is one core's work.
+workers="-n 2 --dist loadgroup"
 if [ -n "$fast" ]; then
-    .venv/bin/python -m pytest -m "not engine and not image" "$@"
+    # shellcheck disable=SC2086  # several words
+    .venv/bin/python -m pytest $workers -m "not engine and not image" "$@"
 else
-    .venv/bin/python -m pytest "$@"
+    # Once, before both workers want it.
+    .venv/bin/python -c 'from scripts import reference; reference.make_model()'
+    # shellcheck disable=SC2086
+    .venv/bin/python -m pytest $workers "$@"
 fi

@@ -145,7 +145,9 @@ def platform_environ() -> dict[str, str]:
 
 def outer_environ() -> dict[str, str]:
     """What of this process's environment an engine is started with: nothing that changes how it serves."""
-    return {k: v for k, v in os.environ.items() if k in _NEEDED or k.startswith(_NEEDED_PREFIXES)}
+    kept = {k: v for k, v in os.environ.items() if k in _NEEDED or k.startswith(_NEEDED_PREFIXES)}
+    # Two workers test at a time; more threads than cores would wait for each other at every barrier.
+    return kept | ({"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {})
 
 
 @contextlib.contextmanager

@@ -134,10 +134,10 @@ KV_BUFFER = Contract("SparsePrefillKVBuffer._reserve", ("self, num_tokens, dtype
 KV_WORKSPACE = Contract("SparsePrefillWorkspace.get", ("self, num_tokens, dtype=torch.bfloat16",), ("_buffer",))
 _FALLBACK = ("q_fp8, kvcache_fp8, weight, seq_lens, page_table, deep_gemm_metadata, max_seq_len, clean_logits=True",)
 
+# What score limits that are no plain values rely on.
+SCORE_LIMITS = {MQA_LOGITS: (STATIC_SCORE_BUDGET, SCORE_BUDGET), DSA_INDEXER: (DSA_SCORE_BUDGET,)}
 # A method's contract is held where the engine has its class.
-INDEXER_CONTRACTS = {
-    MQA_LOGITS: (STATIC_SCORE_BUDGET, SCORE_BUDGET),
-    DSA_INDEXER: (DSA_SCORE_BUDGET,),
+INDEXER_CONTRACTS = SCORE_LIMITS | {
     V41_SCORING: (SCORE_TILES, DENSE_TOPK),
     SPARSE_TABLE: (PUBLISH_TABLE, BUILD_TABLE),
     FULL_TOPK: (DEEP_GEMM_PREFILL,),

@@ -74,10 +74,9 @@ class Tile(NamedTuple):
 def _tiles(scoring: Any, data: Any, kv: Any) -> Iterator[Tile]:
     """The engine's tiles for one block of keys after another. A tile is gone when the next one is asked for."""
     _say_whether_verified()
-    size = _block_keys(scoring, int(data.q_fp4.shape[1]))
-    columns = sum(data.lens_per_request)
-    options = {"width_align": BLOCK} if "width_align" in inspect.signature(scoring.score_tiles).parameters else {}
-    for first in range(0, max(data.lens_per_request, default=0), size):
+    columns, longest = sum(data.lens_per_request), max(data.lens_per_request, default=0)
+    size = _block_keys(scoring, int(data.q_fp4.shape[1]), longest)
+    for first in range(0, longest, size):
         lens = (data.compress_lens - first).clamp(0, size)
         part = _replaced(
             data,
@@ -87,16 +86,23 @@ def _tiles(scoring: Any, data: Any, kv: Any) -> Iterator[Tile]:
             # Always the whole block, so that every tile has one shape.
             lens_per_request=[size],
         )
-        for rows, scores in scoring.score_tiles(part, kv, **options):
+        for rows, scores in scoring.score_tiles(part, kv, **_options(scoring.score_tiles)):
             yield Tile(rows, first, lens[rows], scores)
             if (storage := scores.untyped_storage()).resizable():
                 storage.resize_(0)
 
 
-def _block_keys(scoring: Any, heads: int) -> int:
-    """Keys of a block: as many as the limit allows for rows that give every multiprocessor some."""
+def _block_keys(scoring: Any, heads: int, longest: int) -> int:
+    """Keys of a block: as many as the limit allows for rows that give every multiprocessor some, and not far more."""
     rows = score_budget.rows_step(heads) * score_limits.processors()
-    return score_budget.key_block(scoring._DEEP_GEMM_SCORE_BUDGET_BYTES, rows)
+    block = score_budget.key_block(scoring._DEEP_GEMM_SCORE_BUDGET_BYTES, rows)
+    return min(block, max(score_budget.SMALLEST_KEY_BLOCK, score_budget.doubled(longest, 0)))
+
+
+@functools.cache
+def _options(score_tiles: Callable[..., Any]) -> dict[str, int]:
+    """Up to 0.5.22 the caller says how a tile's width is aligned."""
+    return {"width_align": BLOCK} if "width_align" in inspect.signature(score_tiles).parameters else {}
 
 
 def _replaced(data: Any, **changes: Any) -> Any:

@@ -153,7 +153,7 @@ def apply(module: ModuleType) -> None:
         if module.__name__ != _ENVIRON:
             raise
         return  # said where the scheduler is imported; not every process that looks at the engine needs to end
-    required = contracts.INDEXER_CONTRACTS.get(module.__name__, ())
+    required = contracts.SCORE_LIMITS.get(module.__name__, ())
     apply_all(module, [Patch(contract) for contract in required], hint=contracts.HINT)
     for limit in LIMITS:
         if limit.module == module.__name__:
@@ -177,9 +177,6 @@ def settle() -> None:
             journal.record(hook, journal.NOT_IN_USE, "this model does not load it")
         else:
             journal.record(hook, journal.ABSENT, "this engine version has no such module")
-
-
-record_the_rest = settle
 
 
 def verify() -> list[str]:
@@ -210,10 +207,11 @@ def _lower(module: ModuleType, limit: Limit) -> None:
     wanted = _wanted(limit)
     if own is None:
         journal.record(limit.hook, journal.ABSENT, "this engine version has no such limit")
-    elif limit.how == DEVICE_TABLE and (_shape is None or _shape.device is None):
+    elif limit.how == DEVICE_TABLE and _table_device() is None:
         _found[limit] = Found(module, 0, 0)
-        outcome = journal.NOT_IN_USE if _shape is None else journal.NO_DEVICE
-        journal.record(limit.hook, outcome, "has an entry for each CUDA device")
+        without_device = _shape is not None and _shape.device is None
+        outcome = journal.NO_DEVICE if without_device else journal.NOT_IN_USE
+        journal.record(limit.hook, outcome, "an entry for each CUDA device of a model with a sparse indexer")
     elif _set_by_operator(limit):
         journal.record(limit.hook, journal.NOT_IN_USE, f"{limit.operators} of the operator counts")
     elif wanted == 0:
@@ -249,7 +247,7 @@ def _own(module: ModuleType, limit: Limit) -> int | None:
         return limit.unset
     if limit.how == FUNCTION:
         return 0 if limit.name in vars(module) else None
-    if limit.how == DEVICE_TABLE and (_shape is None or _shape.device is None):
+    if limit.how == DEVICE_TABLE and _table_device() is None:
         return 0
     value = _read(module, limit)
     if value is not None and (type(value) is not int or value <= 0):
@@ -263,9 +261,9 @@ def _read(module: ModuleType, limit: Limit) -> Any:
         return vars(module).get(limit.name)
     if limit.how == ENVIRON:
         return int(os.environ.get(limit.name, limit.unset))
-    if limit.how == DEVICE_TABLE and _shape is not None and _shape.device is not None:
+    if limit.how == DEVICE_TABLE and (device := _table_device()) is not None:
         # The engine's own reading, taken when everything is loaded. It keeps the first one for ever.
-        return module.Indexer._get_mqa_logits_budget_bytes(module.Indexer, _shape.device)
+        return module.Indexer._get_mqa_logits_budget_bytes(module.Indexer, device)
     return None
 
 
@@ -275,8 +273,8 @@ def _write(module: ModuleType, limit: Limit, value: int) -> None:
     elif limit.how == ENVIRON:
         os.environ[limit.name] = str(value)
         os.environ[OURS] = ",".join(sorted({*_ours(), limit.name}))
-    elif limit.how == DEVICE_TABLE and _shape is not None:
-        module.Indexer._mqa_logits_budget_bytes[_shape.device] = value
+    elif limit.how == DEVICE_TABLE:
+        module.Indexer._mqa_logits_budget_bytes[_table_device()] = value
     elif limit.how == FUNCTION:
         original = vars(module)[limit.name]
         apply_all(module, [Patch(contracts.STATIC_SCORE_BUDGET, _at_most(limit))], hint=contracts.HINT)
@@ -295,6 +293,11 @@ def _at_most(limit: Limit) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         return mqa_logits_static_budget_bytes
 
     return replace
+
+
+def _table_device() -> int | None:
+    """The device whose entry counts; None until `settle`, without CUDA, and for a model that scores nothing."""
+    return _shape.device if _shape is not None and _shape.heads else None
 
 
 def _copies(limit: Limit) -> list[ModuleType]:
@@ -324,8 +327,9 @@ def _ask_engine() -> Shape:
     from sglang.srt.runtime_context import process_model_config
 
     model = process_model_config()
-    heads = int(getattr(model.hf_config, "index_n_heads", 0) or 0)
-    ratios = getattr(model.hf_config, "compress_ratios", None) or []
+    config = model.hf_text_config
+    heads = int(getattr(config, "index_n_heads", 0) or 0)
+    ratios = getattr(config, "compress_ratios", None) or []
     keys = int(model.context_len) // min((r for r in ratios if 0 < r < RATIO_WITHOUT_INDEXER), default=1)
     if not torch.cuda.is_available():
         return Shape(keys, heads, None, None)

@@ -12,7 +12,7 @@ from typing import Any
 
 from dynchunk import journal
 from dynchunk.contract import Patch, apply_all
-from dynchunk.patches import contracts, indexer_keys
+from dynchunk.patches import contracts
 from dynchunk.settings import current
 
 HOOK = "score_tiles"
@@ -21,6 +21,8 @@ HOOK = "score_tiles"
 def apply(module: ModuleType) -> None:
     """Wrap the tiles that `publish_prefill_table` runs over; only there is the last reader known."""
     if current().indexer == "keys":
+        from dynchunk.patches import indexer_keys
+
         journal.record(HOOK, journal.NOT_IN_USE, "DYNCHUNK_INDEXER=keys frees its own tiles")
         indexer_keys.apply(module)
         return

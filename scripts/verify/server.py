@@ -91,11 +91,14 @@ class Server:
             if response.is_error:
                 response.read()
             _raise_for(response, self.shown, path)
-            for line in response.iter_lines():
+            ended = False
+            for line in response.iter_lines():  # to the very end: a connection left early cannot serve the next request
                 if line == "data: [DONE]":
-                    return
-                if line.startswith("data: "):
+                    ended = True
+                elif line.startswith("data: "):
                     yield self._event(line.removeprefix("data: "))
+        if ended:
+            return
         raise ServerGoneError(f"the answer of {self.shown} broke off; the server's log says why")
 
     def abort(self, rid: str) -> None:

@@ -41,6 +41,7 @@ class FakeEngine:
 
     def __post_init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
+        self.connections: set[tuple[str, int]] = set()
         self.prompts: list[list[int]] = []
         self.aborted: set[str] = set()
         self.open_tokens: dict[str, int] = {}
@@ -202,6 +203,7 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
             self._respond("POST")
 
         def _respond(self, method: str) -> None:
+            engine.connections.add(self.client_address)
             data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             path = urlsplit(self.path).path
             answer = engine.answer(method, path, json.loads(data) if data else None, self.headers.get("Authorization"))

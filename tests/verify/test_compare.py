@@ -116,6 +116,13 @@ def test_two_servers_that_agree(start: Start, run: Callable[..., Ran]) -> None:
     assert {path.name for path in ran.folder.iterdir()} == {"a.jsonl", "b.jsonl", "compare.json", "COMPARE.md"}
 
 
+def test_a_side_is_asked_over_one_connection(start: Start, run: Callable[..., Ran]) -> None:
+    """The time to the first token has no connecting in it."""
+    a, b = start(), start()
+    run(a=a, b=b)
+    assert [len(side.connections) for side in (a, b)] == [1, 1]
+
+
 def test_sides_take_turns(start: Start, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     """a, b, then b, a: neither is always the one that comes second on a machine that warms up or slows down."""
     order = []

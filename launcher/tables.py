@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-WIDEST_PADDING = 60
+WIDEST_PADDING = 80
 
 
 def show(headings: Sequence[str], groups: Sequence[Sequence[Sequence[str]]], title: str = "") -> None:

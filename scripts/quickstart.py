@@ -26,7 +26,7 @@ from scripts import reference
 from scripts.ending import end_once, undisturbed
 
 ROOT = Path(__file__).resolve().parent.parent
-SERVE = (ROOT / "dynchunk", "serve")
+SERVE = (ROOT / "dynchunk", "serve", "--env-file", os.devnull)
 CACHE = Path(".cache", "quickstart")
 LOGS = Path("logs")
 EXIT_PASSED, EXIT_GUARD, EXIT_INTERRUPTED = 0, 2, 130

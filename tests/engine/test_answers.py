@@ -27,7 +27,7 @@ BUDGET, FLOOR_TOKENS = 400_000, 64
 def lengths_tokens() -> list[int]:
     """Mixed, most of them more than one chunk."""
     draw = Random(4)
-    return [draw.randint(40, draw.choice((LONGEST_TOKENS // 2, LONGEST_TOKENS))) for _ in range(PROMPTS)]
+    return [draw.randint(40, draw.choice((900, 900, 1_500, LONGEST_TOKENS))) for _ in range(PROMPTS)]
 
 
 def test_fixed_and_dynamic_chunks_give_the_same_answers(tmp_path: Path) -> None:

@@ -27,15 +27,23 @@ say "lint and types"
 .venv/bin/shellcheck -x dynchunk scripts/*.sh tests/image/*.sh .ci/run
 .venv/bin/python -m scripts.render_docs --check
 
+status=0
+# run_tests MARKERS ARGUMENTS...: also where nothing is selected; a failure is told in the end.
+run_tests() {
+    markers=$1
+    shift
+    .venv/bin/python -m pytest -m "$markers" "$@" || { code=$? && [ "$code" = 5 ] || status=$code; }
+}
+
 say "tests"
-# Two at a time: most of an engine's start is one core's work.
-workers="-n 2 --dist loadgroup"
-if [ -n "$fast" ]; then
-    # shellcheck disable=SC2086  # several words
-    .venv/bin/python -m pytest $workers -m "not engine and not image" "$@"
-else
-    # Once, before both workers want it.
+if [ -z "$fast" ]; then
+    # Once, before two want it.
     .venv/bin/python -c 'from scripts import reference; reference.make_model()'
-    # shellcheck disable=SC2086
-    .venv/bin/python -m pytest $workers "$@"
 fi
+# Two at a time, but those of one file together (they share servers): most of an engine's start is one core's work.
+run_tests "not image${fast:+ and not engine}" -n 2 --dist loadfile "$@"
+if [ -z "$fast" ]; then
+    say "tests of the image"
+    run_tests image "$@"
+fi
+exit "$status"

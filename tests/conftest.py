@@ -15,12 +15,6 @@ ROOT = Path(__file__).resolve().parent.parent
 BOOT = ROOT / "adapter" / "boot"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two workers run the tests: those of one file stay together (they share servers), and all image tests do."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("image" if item.get_closest_marker("image") else item.path.stem))
-
-
 def clean_environ(**extra: str) -> dict[str, str]:
     """This environment without anything of DynChunk's or Python's path in it."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYNCHUNK_", "PYTHON", "SGLANG_"))}

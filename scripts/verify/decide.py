@@ -134,18 +134,6 @@ def decide(samples: Sequence[Sample], limits: Limits | Mapping[str, Limits]) -> 
     return Decision(Action.CONTINUE, "")
 
 
-def projected_low_bytes(taken: Sequence[tuple[int, int]], next_tokens: int, available_bytes: int) -> int | None:
-    """MemAvailable at the worst moment of the next size, on the line through the two sizes before it.
-
-    taken: (size in tokens, bytes that MemAvailable fell by) of the sizes that passed, smallest first. None: too few.
-    """
-    if len(taken) < 2:
-        return None
-    (size_a, bytes_a), (size_b, bytes_b) = taken[-2:]
-    slope = max(0.0, (bytes_b - bytes_a) / (size_b - size_a))
-    return available_bytes - round(bytes_b + slope * (next_tokens - size_b))
-
-
 def gib(n_bytes: int) -> str:
     """Bytes for people."""
     return f"{n_bytes / GIB:.2f} GiB"

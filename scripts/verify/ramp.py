@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from scripts.verify import chunks, engine, prompts
 from scripts.verify.call import Call
-from scripts.verify.decide import IDLE, RAMP, Limits, gib, projected_low_bytes
+from scripts.verify.decide import IDLE, RAMP, Limits, gib
 from scripts.verify.errors import (
     EXIT_ERROR,
     EXIT_GUARD,
@@ -24,6 +24,7 @@ from scripts.verify.errors import (
 )
 from scripts.verify.options import Options, Surroundings
 from scripts.verify.progress import Now
+from scripts.verify.projection import largest_product, projected_low_bytes
 from scripts.verify.recovery import note_trip, recover
 from scripts.verify.report import NO_CHUNKS
 from scripts.verify.results import Outcome, Probe, Verdict
@@ -290,14 +291,15 @@ class Ramp:
         """Say beforehand where the sizes before lead to; in `detail` if that is below the guard."""
         run = self._run
         taken = [
-            (p.size_tokens, p.before_bytes - p.low_water_bytes)
+            (largest_product(p.size_tokens, run.engine), p.before_bytes - p.low_water_bytes)
             for p in run.probes
             if p.passed and p.before_bytes is not None and p.low_water_bytes is not None
         ]
         mark = self._watch.mark()
         self._watch.wait(_SETTLE_S, lambda: self._watch.mark() > mark, "reading memory")  # not the last prompt's dip
         probe.before_bytes = self._watch.available_bytes()
-        probe.projected_low_bytes = projected_low_bytes(taken, probe.size_tokens, probe.before_bytes)
+        product = largest_product(probe.size_tokens, run.engine)
+        probe.projected_low_bytes = projected_low_bytes(taken, product, probe.before_bytes)
         if probe.projected_low_bytes is not None and probe.projected_low_bytes < run.guard_bytes:
             low = gib(max(0, probe.projected_low_bytes))
             probe.detail = f"the sizes before lead to MemAvailable {low}, the guard is at {gib(run.guard_bytes)}"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from scripts.ending import asked
-from scripts.verify.decide import Action, by_phase
+from scripts.verify.decide import LOAD, START, Action, by_phase
 from scripts.verify.device import Devices
 from scripts.verify.engine_process import EngineProcess
 from scripts.verify.errors import RecordError
@@ -146,7 +146,9 @@ class Watch:
         """Now, between two prompts."""
         available = self.available_bytes()
         low = self.run.low_water_bytes
-        return Now(available, available if low is None else low, self.run.guard_bytes, doing=doing)
+        starting = self._sampler.phase in (START, LOAD)
+        guard = self.run.start_guard_bytes if starting else self.run.guard_bytes
+        return Now(available, available if low is None else low, guard, doing=doing)
 
     def _show_steps(self) -> None:
         steps = self.guard.steps[self._steps_shown :]

@@ -21,7 +21,6 @@ from scripts.verify.decide import (
     Sample,
     by_phase,
     decide,
-    projected_low_bytes,
 )
 
 MIB = 2**20
@@ -237,15 +236,3 @@ def test_below_the_guard_always_aborts(rows: list[tuple[float, int, int]], guard
     samples = as_samples(rows)
     if samples[-1].available_bytes < guard_bytes:
         assert decide(samples, Limits.at(guard_bytes)).action.severity >= Action.ABORT.severity
-
-
-def test_projection_goes_on_from_the_last_two_sizes() -> None:
-    """64k took 1 GiB, 128k took 2: 256k will take 4."""
-    taken = [(64_000, GIB), (128_000, 2 * GIB)]
-    assert projected_low_bytes(taken, 256_000, 10 * GIB) == 6 * GIB
-
-
-def test_projection_needs_two_sizes_and_never_promises_memory_back() -> None:
-    """One size says nothing about the next; a size that took less than the one before is taken for noise."""
-    assert projected_low_bytes([(64_000, GIB)], 128_000, 10 * GIB) is None
-    assert projected_low_bytes([(64_000, 2 * GIB), (128_000, GIB)], 256_000, 10 * GIB) == 9 * GIB

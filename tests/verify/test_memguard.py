@@ -494,7 +494,7 @@ def start_program(
     return subprocess.Popen(
         [*before, sys.executable, "-c", PROGRAM, str(logs), str(engine.folder), "--url", engine.url, *arguments],
         cwd=ROOT,
-        env=clean_environ(PYTHONPATH=str(ROOT), COLUMNS="200"),
+        env=clean_environ(PYTHONPATH=f"{ROOT}/adapter:{ROOT}", COLUMNS="200"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

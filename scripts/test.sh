@@ -1,7 +1,7 @@
 #!/bin/sh
 # All tests: lint, types, unit, property, contract, engine (a real server), image (a real Docker engine).
 #   scripts/test.sh          everything; installs what it needs into .venv
-#   scripts/test.sh --fast   without engine and image: under a minute once installed
+#   scripts/test.sh --fast   without engine, image and slow ones: under a minute once installed, on idle cores
 # Further arguments go to pytest.
 set -eu
 cd "$(dirname "$0")/.."
@@ -41,7 +41,7 @@ if [ -z "$fast" ]; then
     .venv/bin/python -c 'from scripts import reference; reference.make_model()'
 fi
 # Two at a time, but those of one file together (they share servers): most of an engine's start is one core's work.
-run_tests "not image${fast:+ and not engine}" -n 2 --dist loadfile "$@"
+run_tests "not image${fast:+ and not engine and not slow}" -n 2 --dist loadfile "$@"
 if [ -z "$fast" ]; then
     say "tests of the image"
     run_tests image "$@"

@@ -13,6 +13,8 @@ from pytest_httpserver import HTTPServer
 
 from tests.conftest import BOOT, ROOT, clean_environ, run_python
 
+pytestmark = pytest.mark.slow
+
 NOWHERE = {"PORT": "1"}
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from tests.conftest import ROOT, clean_environ
 
+pytestmark = pytest.mark.slow
+
 MAKE = '. "./lib.sh"; make_venv requirements/none.txt; echo made'
 
 

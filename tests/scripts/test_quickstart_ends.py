@@ -20,6 +20,8 @@ import pytest
 
 from tests.conftest import ROOT, clean_environ
 
+pytestmark = pytest.mark.slow
+
 DRIVER = """
 import sys
 from pathlib import Path

@@ -16,6 +16,8 @@ import pytest
 from tests.verify.engine_programs import World, until
 from tests.verify.test_replay import replay
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:

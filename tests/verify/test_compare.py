@@ -23,6 +23,8 @@ from scripts.verify.errors import MemguardError, RecordError, ServerGoneError, S
 from tests.conftest import ROOT, clean_environ
 from tests.verify.fake_streams import FakeStreams
 
+pytestmark = pytest.mark.slow
+
 KEY = "s3cret-key"
 WORDS = "one two three four five six seven"
 Start = Callable[..., FakeStreams]

@@ -15,6 +15,8 @@ from scripts.verify import gpu_check, gpu_parts
 from scripts.verify.gpu_parts import Row, Selection, Size
 from tests.conftest import ROOT, clean_environ
 
+pytestmark = pytest.mark.slow
+
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
 GIB = 1 << 30
 SMALL = Size(rows=24, keys=9_000, repeats=1)

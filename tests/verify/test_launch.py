@@ -15,6 +15,8 @@ from scripts.verify import launch
 from scripts.verify.errors import MemguardError
 from tests.verify.engine_programs import World, alive, until
 
+pytestmark = pytest.mark.slow
+
 HEALTHY = [[0.3, 7.5], [0.3, 5.0], [0.2, 6.0]]
 
 

@@ -22,6 +22,8 @@ from tests.conftest import ROOT, clean_environ
 from tests.verify.conftest import Ran
 from tests.verify.fake_engine import FakeEngine
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[..., FakeEngine]
 Memguard = Callable[..., Ran]
 KEY = "s3cret-key"

@@ -1,0 +1,186 @@
+"""The real engine's /metrics, read by a real Prometheus, by top, and by the dashboard's queries."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from dynchunk.metrics import DECLARED
+from scripts import reference
+from scripts.reference import Server, prompt, serving
+from scripts.top import scrape
+from tests.conftest import ROOT, clean_environ
+from tests.monitoring.test_monitoring import FOLDER, queries
+
+pytestmark = pytest.mark.engine
+
+TOKENS = 24_000
+# Below the prefix of 15,625 at which the floor of 256 begins to exceed it, so that there are floors to count.
+BUDGET = "4e6"
+# Without a model nothing is predicted, and the gauge of progress is empty when nothing is in flight.
+MAY_BE_EMPTY = ("dynchunk_latency_predicted_ms", "dynchunk_prefill_done_tokens")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One engine with metrics."""
+    folder = tmp_path_factory.mktemp("metrics")
+    flags = ("--chunked-prefill-size", "1024", "--enable-metrics")
+    with serving(folder, *flags, DYNCHUNK_BUDGET=BUDGET) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def seen(server: Server) -> list[scrape.Reading]:
+    """What /metrics said again and again while one long prompt ran, and a second after it."""
+    readings = []
+    long = threading.Thread(target=server.generate, args=(prompt(TOKENS, 1),), kwargs={"rid": "long"})
+    long.start()
+    while long.is_alive():
+        readings.append(scrape.parse(scrape.fetch(server.url, None)))
+        time.sleep(0.3)
+    server.generate(prompt(TOKENS, 1)[:20_000] + prompt(2_000, 2), rid="hit")
+    time.sleep(2)
+    return [*readings, scrape.parse(scrape.fetch(server.url, None))]
+
+
+def test_the_long_prefill_as_it_goes(seen: list[scrape.Reading]) -> None:
+    """Progress grows to the whole prompt and is gone after it; the budget's use is what the chunks say."""
+    replicas = [reading.replicas["0"] for reading in seen]
+    moving = [r for r in replicas if r.get("dynchunk_prefill_total_tokens") == TOKENS]
+    done = [r.get("dynchunk_prefill_done_tokens") for r in moving]
+    assert len(set(done)) > 3
+    assert done == sorted(done)
+    assert replicas[-1].get("dynchunk_prefill_total_tokens") == 0
+    for r in moving:
+        rows, longest = r.get("dynchunk_batch_rows"), r.get("dynchunk_batch_longest_tokens")
+        assert r.get("dynchunk_budget_utilisation") == pytest.approx(rows * longest / float(BUDGET))
+        assert 0 < r.get("dynchunk_chunk_tokens") <= 1024
+    assert moving[-1].get("dynchunk_prefill_elapsed_seconds") > moving[0].get("dynchunk_prefill_elapsed_seconds")
+
+
+def test_counters_and_hooks(server: Server, seen: list[scrape.Reading]) -> None:
+    """Counters are what /server_info counts; every hook is in place; measured times are there, a model is not."""
+    last = seen[-1]
+    [replica] = last.replicas.values()
+    counts = server.state()["counts"]
+    floors = sum(count for name, count in counts.items() if name.startswith("floor_over_budget"))
+    assert sum(replica.floors.values()) == floors > 0
+    assert replica.get("dynchunk_first_chunk_clamped_total") == counts["first_chunks_lowered"] > 0
+    assert last.broken == []
+    assert replica.state == "off"
+    assert replica.get("dynchunk_latency_measured_ms") > 0
+    assert replica.get("dynchunk_mem_available_bytes") > 0
+
+
+def test_one_line_in_the_log(server: Server, seen: list[scrape.Reading]) -> None:
+    """Each long prefill that has finished has its line; the second one with what it found in the cache."""
+    assert seen
+    log = server.log.read_text()
+    lines = re.findall(r"request (long|hit): prefill of ([\d,]+) tokens, ([\d,]+) of them cached", log)
+    chunks = len(server.chunks("long"))
+    assert ("long", f"{TOKENS:,}", "0") in lines
+    assert f"cached, in {chunks:,} chunks of" in log
+    # 2,000 computed tokens are not worth a line.
+    assert [rid for rid, _, _ in lines] == ["long"]
+
+
+def test_every_declared_metric_is_there(server: Server, seen: list[scrape.Reading]) -> None:
+    """And nothing beside them begins with dynchunk_."""
+    assert seen
+    text = scrape.fetch(server.url, None)
+    families = set(re.findall(r"^# TYPE (dynchunk_\w+)", text, re.MULTILINE))
+    assert {name.removesuffix("_total") for name in families} == {m.name.removesuffix("_total") for m in DECLARED}
+
+
+def test_top_and_doctor_on_it(server: Server, seen: list[scrape.Reading]) -> None:
+    """The operator's tools read the same server."""
+    assert seen
+    environ = clean_environ(PORT=server.url.rpartition(":")[2], MODEL_PATH=str(reference.ROOT / reference.MODEL))
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([ROOT / "dynchunk", *words], env=environ, capture_output=True, text=True, check=False)
+
+    shown = run("top", "--once")
+    assert "no long prompt in flight" in shown.stdout
+    assert "of 4,000,000 token^2" in shown.stdout
+    done = run("doctor", "--json")
+    [running] = [check for check in json.loads(done.stdout)["checks"] if check["name"] == "running server"]
+    assert running["level"] == "ok"
+
+
+def test_a_real_prometheus(server: Server, seen: list[scrape.Reading], tmp_path: Path) -> None:
+    """Prometheus loads our files, scrapes the engine, and answers every query of the dashboard."""
+    assert seen
+    program = prometheus(tmp_path)
+    port = reference.free_port()
+    config = (FOLDER / "prometheus.yml").read_text()
+    target = server.url.removeprefix("http://")
+    assert config.count("127.0.0.1:30000") == 1
+    (tmp_path / "prometheus.yml").write_text(config.replace("127.0.0.1:30000", target))
+    shutil.copy(FOLDER / "alerts.yml", tmp_path)
+    command = [program, f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
+    with (
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen([*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", trust_env=False) as api,
+    ):
+        try:
+            # Rates need two scrapes.
+            wait_for(api, f'count_over_time(dynchunk_batch_rows{{instance="{target}"}}[1m]) > 3')
+            for query in queries():
+                found = ask(api, query.replace("$instance", ".*"))
+                assert found or any(name in query for name in MAY_BE_EMPTY), query
+            rules = api.get("/rules").json()["data"]["groups"][0]["rules"]
+            states = {rule["name"]: rule["state"] for rule in rules}
+            assert states["DynChunkHookNotApplied"] == "inactive"
+            assert len(states) == 4
+        finally:
+            process.terminate()
+
+
+def ask(api: httpx.Client, query: str) -> list[Any]:
+    answer = api.get("/query", params={"query": query}).json()
+    assert answer["status"] == "success", (query, answer)
+    result: list[Any] = answer["data"]["result"]
+    return result
+
+
+def wait_for(api: httpx.Client, query: str, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if ask(api, query):
+                return
+        except httpx.HTTPError:
+            pass
+        assert time.monotonic() < deadline, f"Prometheus has no answer to {query}"
+        time.sleep(0.5)
+
+
+def prometheus(folder: Path) -> str:
+    """The program: installed, or Debian's package unpacked into `folder` for as long as the test takes."""
+    installed = shutil.which("prometheus")
+    if installed:
+        return installed
+    if shutil.which("apt-get") is None or os.geteuid():
+        pytest.skip("no prometheus here; apt-get install prometheus")
+    done = subprocess.run(
+        ["apt-get", "download", "prometheus"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    packages = list(folder.glob("prometheus_*.deb"))
+    if not packages:
+        pytest.skip(f"no prometheus here, and apt-get has none: {done.stderr[-200:]}")
+    subprocess.run(["dpkg", "-x", packages[0], folder / "unpacked"], check=True)
+    return str(folder / "unpacked" / "usr" / "bin" / "prometheus")

@@ -7,9 +7,12 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import pytest
 from pytest_httpserver import HTTPServer
 
 from tests.conftest import ROOT, clean_environ
+
+pytestmark = pytest.mark.slow
 
 KEY = "key-of-the-server-77"
 LOG = """\

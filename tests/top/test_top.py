@@ -16,6 +16,8 @@ from pytest_httpserver import HTTPServer
 from scripts.top import scrape
 from tests.conftest import ROOT, clean_environ
 
+pytestmark = pytest.mark.slow
+
 RECORDED = (Path(__file__).parent / "metrics-0.5.23.txt").read_text()
 HEAD = 'model_name="m",pp_rank="0",tp_rank="0"'
 

@@ -18,7 +18,7 @@ class BudgetAdvice:
         self.at_start = at_start
         self.adopt = adopt
         self._seen = 0
-        self._said: set[int] = set()
+        self._said: tuple[str, int] | None = None
 
     def when_idle(self) -> None:
         """Called over and over while nothing runs; works once for each prefill that was measured."""
@@ -26,10 +26,13 @@ class BudgetAdvice:
             return
         self._seen = self.meter.measured
         found = auto_budget.advice(in_force.limits.budget, self.at_start, self.meter.fit())
-        # Two significant digits: the same advice is not repeated for every few bytes.
-        if found is None or (about := int(f"{found.budget:.1e}".replace(".", "").partition("e")[0])) in self._said:
+        if found is None:
             return
-        self._said.add(about)
+        # To two digits: the same advice on the same budget is not repeated for every few bytes.
+        advice = f"{found.budget:.1e}", in_force.limits.budget
+        if advice == self._said:
+            return
+        self._said = advice
         if self.adopt:
             in_force.outbox.post("budget", found.budget)
         journal.say(f"DYNCHUNK_BUDGET{'=auto' if self.adopt else ''}: {found.text}")

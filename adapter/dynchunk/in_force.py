@@ -65,10 +65,10 @@ def degrade(reason: str) -> None:
     global degraded
     if not degraded:
         degraded = True
-        journal.record("budget", journal.REFUSED, f"the engine's own chunk sizes count from now on: {reason}")
         # Ranks fail alike, because they decide from the same state. Should one ever fail alone where requests enter,
         # this takes the others along at one step.
         outbox.post("degrade", reason)
+        journal.record("budget", journal.REFUSED, f"the engine's own chunk sizes count from now on: {reason}")
 
 
 def cut() -> tuple[Cut, str]:

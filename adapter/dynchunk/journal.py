@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import sys
+from contextlib import suppress
 from importlib import metadata
 from typing import Any
 
@@ -71,8 +72,7 @@ def write() -> None:
     if "summary" in _effective:
         parts.append(_effective["summary"])
     say(f"{__version__} " + "; ".join(parts))
-    sys.stderr.write(JSON_MARK + json.dumps(now) + "\n")
-    sys.stderr.flush()
+    _write(JSON_MARK + json.dumps(now) + "\n")
 
 
 def note_untested(tested: tuple[str, ...]) -> None:
@@ -118,15 +118,20 @@ def refuse(error: Exception) -> None:
             "dynchunk: DYNCHUNK_MODE=report shows what would be done and changes nothing; DYNCHUNK_MODE=off starts "
             "the stock engine"
         )
-    sys.stderr.write(JSON_MARK + json.dumps(snapshot()) + "\n")
-    sys.stderr.flush()
+    _write(JSON_MARK + json.dumps(snapshot()) + "\n")
 
 
 def say(message: str) -> None:
     """One line on stderr that names us and the process."""
     where = f"pid {os.getpid()}" + (f", {_rank}" if _rank else "")
-    sys.stderr.write(f"dynchunk [{where}]: {message}\n")
-    sys.stderr.flush()
+    _write(f"dynchunk [{where}]: {message}\n")
+
+
+def _write(text: str) -> None:
+    # A log that nobody takes any more (a full disk, a dead pipe) must neither end a server nor change what it decides.
+    with suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def engine_version() -> str:

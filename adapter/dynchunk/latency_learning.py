@@ -8,7 +8,7 @@ from dynchunk import model_file
 from dynchunk.agreement import Outbox
 from dynchunk.latency_sizing import LatencySizing
 from dynchunk.policy import calibration
-from dynchunk.policy.learner import Learner
+from dynchunk.policy.learner import MOST_REQUESTS_WITHOUT_ENOUGH, Learner
 
 KIND = "latency"
 
@@ -31,12 +31,16 @@ class Learning:
         model = None if kept is None else kept.load()
         self.learner = Learner(model)
         self._new = self._broken = False
+        self._never_alone: set[int] = set()  # ordinals, since the last chunk that did
         if model is not None and kept is not None:
             self._send(calibration.Update(model, calibrating=False, reason=f"latency model of {kept.path}"))
 
     def timed(self, prefill: Prefill, ms: float) -> None:
         """A prefill took `ms`. Only those of one long request count: others have a batch's time, or their first."""
-        if self._broken or prefill.mode != "extend" or len(prefill.reqs) != 1:
+        if self._broken:
+            return
+        if prefill.mode != "extend" or len(prefill.reqs) != 1:
+            self._not_alone(prefill)
             return
         [(rid, prefix, tokens)] = prefill.reqs
         request = self.sizing.requests.get(rid)
@@ -44,9 +48,19 @@ class Learning:
             return
         try:
             self._new = True
+            self._never_alone.clear()
             self._send(self.learner.timed(request.ordinal, prefix, tokens, ms))
         except Exception as error:
-            self._give_up(error)
+            self._give_up(repr(error))
+
+    def _not_alone(self, prefill: Prefill) -> None:
+        """Chunks that run beside other rows say nothing of their own time; where all do, there is nothing to learn."""
+        if not self.sizing.shared.calibrating:
+            return
+        known = (self.sizing.requests.get(rid) for rid, _, _ in prefill.reqs)
+        self._never_alone |= {request.ordinal for request in known if request is not None}
+        if len(self._never_alone) >= MOST_REQUESTS_WITHOUT_ENOUGH:
+            self._give_up(f"{len(self._never_alone)} long requests, and no chunk of them ran alone")
 
     def when_idle(self) -> None:
         """The long request is through: a model need not wait for the next one."""
@@ -55,7 +69,7 @@ class Learning:
             try:
                 self._send(self.learner.request_over())
             except Exception as error:
-                self._give_up(error)
+                self._give_up(repr(error))
 
     def _send(self, learned: calibration.Update | None) -> None:
         if learned is None:
@@ -63,10 +77,12 @@ class Learning:
         model = learned.model
         coefficients = None if model is None else (model.a, model.b, model.c, model.gamma)
         self.outbox.post(KIND, coefficients, learned.calibrating, learned.reason)
+        if model is None and self.kept is not None:
+            self.kept.forget()
         if model is not None and self.learner.fit is not None and self.kept is not None:
             self.kept.save(model)
 
-    def _give_up(self, error: Exception) -> None:
-        """A fault of ours must not leave the ranks calibrating for ever."""
+    def _give_up(self, why: str) -> None:
+        """Nothing may leave the ranks calibrating for ever."""
         self._broken = True
-        self._send(calibration.Update(None, calibrating=False, reason=f"no latency model: {error!r}"))
+        self._send(calibration.Update(None, calibrating=False, reason=f"no latency model: {why}"))

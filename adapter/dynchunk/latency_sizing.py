@@ -7,6 +7,7 @@ requests and chunks that every rank makes alike. The entry rank's learning is in
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -28,13 +29,15 @@ class LongRequest:
     """What is known of one request that takes several chunks.
 
     ordinal: among the long requests of this process. choice: how it is cut (PIPELINE), None before it has been chosen.
-    crowded: for so many more chunks others count as prefilling beside it.
+    total: its tokens. crowded: for so many more chunks others count as prefilling beside it. ended: its last chunk was
+    admitted.
     """
 
     ordinal: int
-    prefix: int
+    total: int
     choice: Choice | None = None
     crowded: int = 0
+    ended: bool = False
 
 
 @dataclass
@@ -47,7 +50,7 @@ class LatencySizing:
     stages: int = 1
     shared: Shared = field(default_factory=Shared)
     reason: str = ""
-    long_waiting: int = 0
+    long_waiting: Callable[[], int] = lambda: 0
     requests: OrderedDict[str, LongRequest] = field(default_factory=OrderedDict)
 
     @property
@@ -108,25 +111,30 @@ class LatencySizing:
 
     def _crowded(self, request: LongRequest, *, first: bool) -> bool:
         """Whether others prefill beside it: they keep the stages busy, and smaller chunks would only cost."""
-        if self.long_waiting > (1 if first else 0):
+        if self.long_waiting() > (1 if first else 0):
             request.crowded = 2 * self.stages
         elif request.crowded:
             request.crowded -= 1
         return request.crowded > 0
 
     def _request(self, limits: Budget, rid: str, prefix: int, remaining: int) -> LongRequest | None:
-        known = self.requests.get(rid)
-        if known is not None and prefix >= known.prefix:
-            known.prefix = prefix
+        known, total = self.requests.get(rid), prefix + remaining
+        if known is not None and known.total == total and not known.ended:
             return known
-        # New, or begun anew: retracted, or another request under the same name.
+        # New, or another request under the same name.
         if not is_long(remaining, limits.chunk_max):
             return None
-        known = self.requests[rid] = LongRequest(self.shared.begin(), prefix)
+        known = self.requests[rid] = LongRequest(self.shared.begin(), total)
         self.requests.move_to_end(rid)
         while len(self.requests) > REQUESTS_REMEMBERED:
             self.requests.popitem(last=False)
         return known
+
+    def admitted(self, rid: str, end: int) -> None:
+        """A chunk of a request was admitted that ends at `end`."""
+        request = self.requests.get(rid)
+        if request is not None and end >= request.total:
+            request.ended = True
 
     def room_in_company(self, ticks_so_far: int, prefix: int) -> int | None:
         """The most new tokens a request may add to a batch that takes `ticks_so_far` already; None: time is no limit.
@@ -134,9 +142,11 @@ class LatencySizing:
         Only where a time was asked for: `equal` and `pipeline` are about the chunks of one prompt.
         """
         model = self.shared.model
-        if self.mode.kind != CEILING or model is None or not ticks_so_far:
+        if self.mode.kind != CEILING or model is None:
             return None
-        return latency.tokens_within(model, prefix, self.mode.ceiling - ticks_so_far - model.gamma * prefix)
+        # c is paid once a batch.
+        left = self.mode.ceiling - (ticks_so_far or model.c) - model.gamma * prefix
+        return latency.tokens_within(model, prefix, left)
 
     def ticks(self, prefix: int, tokens: int, ticks_so_far: int) -> int:
         """What a batch takes with one request more; c counts once. 0 without a model."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -52,3 +53,8 @@ class ModelFile:
             journal.record("model_file", journal.REFUSED, f"{self.path}: {error.strerror}; learned anew at every start")
         else:
             journal.record("model_file", journal.APPLIED, f"kept in {self.path}")
+
+    def forget(self) -> None:
+        """Take away a model that was dropped, so that the next start does not run by it."""
+        with suppress(OSError):
+            Path(self.path).unlink(missing_ok=True)

@@ -71,6 +71,10 @@ def test_a_batch_takes_no_longer_than_was_asked_for() -> None:
     assert room is not None
     assert made.ticks(1000, room, ticks) <= 100 * latency.TICKS_PER_MS < made.ticks(1000, room + 1, ticks)
     assert sizing("equal").room_in_company(ticks, 1000) is None
+    # In a pass for waiting requests the first of them is held to it too.
+    alone = made.room_in_company(0, 1000)
+    assert alone is not None
+    assert made.ticks(1000, alone, 0) <= 100 * latency.TICKS_PER_MS < made.ticks(1000, alone + 1, 0)
 
 
 def test_the_sweep_alternates_between_requests_and_obeys_the_memory_rule() -> None:
@@ -112,23 +116,27 @@ def test_pipeline_stands_down_while_others_prefill() -> None:
     alone = made.cap(LIMITS, CUT, "r", 0, 8_000, first=True)
     assert alone is not None
     assert alone < 2048
-    made.long_waiting = 1
+    made.long_waiting = lambda: 1
     assert made.cap(LIMITS, CUT, "s", 0, 8_000, first=True) is not None, "it counts itself"
     assert made.cap(LIMITS, CUT, "r", 2048, 6_000, first=False) is None
-    made.long_waiting = 0
+    made.long_waiting = lambda: 0
     caps = [made.cap(LIMITS, CUT, "r", 2048, 6_000, first=False) for _ in range(9)]
     assert caps[0] is None
     assert caps[-1] is not None
 
 
-def test_a_request_that_begins_anew_is_another_one() -> None:
-    """Retracted, it starts over with a choice of its own."""
+def test_another_request_under_the_same_name_is_another_one() -> None:
+    """Of another length, or after the last chunk of the one before; the same one, retracted, stays itself."""
     made = sizing("pipeline", stages=4)
     made.cap(LIMITS, CUT, "r", 0, 20_000, first=True)
-    made.cap(LIMITS, CUT, "r", 4096, 16_000, first=False)
-    assert made.requests["r"].ordinal == 0
+    made.cap(LIMITS, CUT, "r", 4096, 15_904, first=False)
     made.cap(LIMITS, CUT, "r", 0, 20_000, first=True)
+    assert made.requests["r"].ordinal == 0
+    made.cap(LIMITS, CUT, "r", 0, 21_000, first=True)
     assert made.requests["r"].ordinal == 1
+    made.admitted("r", 21_000)
+    made.cap(LIMITS, CUT, "r", 1_000, 20_000, first=True)
+    assert made.requests["r"].ordinal == 2
 
 
 @pytest.mark.parametrize("count", [256, 600])

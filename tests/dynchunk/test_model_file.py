@@ -63,3 +63,11 @@ def test_a_spoilt_file_is_said_and_not_used(tmp_path: Path, text: str) -> None:
 def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     ModelFile(str(tmp_path / "no" / "such" / "folder" / "m.json"), HERE).save(MODEL)
     assert "learned anew at every start" in said()
+
+
+def test_a_model_that_was_dropped_is_not_run_by_again(tmp_path: Path) -> None:
+    kept = ModelFile(str(tmp_path / "model.json"), HERE)
+    kept.forget()
+    kept.save(MODEL)
+    kept.forget()
+    assert kept.load() is None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 import sys
+from itertools import islice
 from typing import Any
 
 from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_schedule
 
-from dynchunk import journal
+from dynchunk import journal, settings
 
 V4_RATIO = 4
 ENCODER_REPLAY_ROWS = 128  # DeepSeek-V4.1's sliding window: a first chunk must hold a replay of it and a page
@@ -25,6 +26,14 @@ def is_entry_rank(scheduler: Any) -> bool:
     """Whether requests of this replica enter here: the rank that answers /server_info."""
     place = _place(scheduler)
     return not (place.pp_rank or place.attn_tp_rank or place.attn_cp_rank)
+
+
+def speaks_for_all(scheduler: Any) -> bool:
+    """Whether updates that this rank posts reach every rank of its engine.
+
+    Under data-parallel attention several ranks take requests in, and what is not a request goes out from the first.
+    """
+    return is_entry_rank(scheduler) and not int(getattr(_place(scheduler), "attn_dp_rank", 0) or 0)
 
 
 def pipeline_slots() -> int:
@@ -49,8 +58,16 @@ def identity(scheduler: Any) -> dict[str, str]:
         "layout": f"tp{parallel.tp_size} pp{parallel.pp_size} cp{_place(scheduler).attn_cp_size}",
         "attention backend": type(runner.attn_backend).__name__,
         "device": torch.cuda.get_device_name() if runner.device == "cuda" else f"{runner.device} {platform.node()}",
+        "numbers": f"{scheduler.model_config.dtype}, {scheduler.model_config.quantization}, {runner.kv_cache_dtype}",
+        "indexer": settings.current().indexer,
         "chunk size": str(scheduler.chunked_prefill_size),
     }
+
+
+def long_waiting(scheduler: Any) -> int:
+    """Waiting requests that are longer than a chunk; counted no further than the two that matter."""
+    chunk = scheduler.chunked_prefill_size
+    return len(list(islice((req for req in scheduler.waiting_queue if len(req.origin_input_ids) > chunk), 2)))
 
 
 def attention_path(scheduler: Any) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from dynchunk import in_force, journal, peak, prime_cache, settings
@@ -149,7 +149,7 @@ class Timing:
 
     name = "forward timing"
 
-    def __init__(self, timer: forward_time.ForwardTimer, listeners: Sequence[Callable[[Prefill, float], None]]) -> None:
+    def __init__(self, timer: forward_time.ForwardTimer, listeners: list[Callable[[Prefill, float], None]]) -> None:
         self.timer = timer
         self.listeners = listeners
 
@@ -167,5 +167,11 @@ class Timing:
     def tell(self) -> None:
         """Hand on what has finished."""
         for prefill, took_ms in self.timer.finished():
-            for listen in self.listeners:
-                listen(prefill, took_ms)
+            for listen in list(self.listeners):
+                try:
+                    listen(prefill, took_ms)
+                except Exception as error:
+                    self.listeners.remove(listen)
+                    journal.record(
+                        listen.__qualname__, journal.REFUSED, f"broken, and no longer told of times: {error!r}"
+                    )

@@ -109,7 +109,7 @@ def _continue_within_budget(original: Any) -> Any:
         admitted = len(self.can_run_list)
         result = original(self, req)
         if limits is not None and len(self.can_run_list) > admitted:
-            _count(getattr(self, LOAD), limits, facts.prefix_tokens(req), facts.new_tokens(req))
+            _count(getattr(self, LOAD), limits, req)
             _follow(self, req, limits)
         return result
 
@@ -186,13 +186,15 @@ def _take_in(adder: Any, req: Any, limits: Budget, used: int) -> None:
             new = min(new, max(fits, cut.floor))
             facts.shorten(req, new)
             in_force.counts["shortened_after_load"] += 1
-    _count(load, limits, prefix, new, replayed)
+    _count(load, limits, req, replayed)
     _follow(adder, req, limits)
 
 
-def _count(load: Load, limits: Budget, prefix: int, new: int, replayed: int = 0) -> None:
+def _count(load: Load, limits: Budget, req: Any, replayed: int = 0) -> None:
+    prefix, new = facts.prefix_tokens(req), facts.new_tokens(req)
     load.ticks = in_force.latency.ticks(prefix, new, load.ticks)
     load.add(limits, prefix, new, replayed)
+    in_force.latency.admitted(req.rid, prefix + new)
 
 
 def _follow(adder: Any, req: Any, limits: Budget) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from fractions import Fraction
 from types import ModuleType
@@ -77,7 +78,7 @@ def _install(scheduler: Any) -> None:
     journal.record("sizer", journal.APPLIED)
     _size_by_latency(scheduler, resolved)
     observers.install(scheduler)
-    if facts.is_entry_rank(scheduler) and in_force.meter is not None:
+    if facts.speaks_for_all(scheduler) and in_force.meter is not None:
         at_start = budget_at_start.headrooms(everybody)
         advice = BudgetAdvice(in_force.meter, at_start, adopt=settings.current().budget == "auto")
         in_force.when_idle.append(advice.when_idle)
@@ -102,8 +103,9 @@ def _size_by_latency(scheduler: Any, resolved: effective.Effective) -> None:
         chosen.latency_min or resolved.limits.chunk_min,
         facts.stages(),
     )
+    in_force.latency.long_waiting = lambda: facts.long_waiting(scheduler)
     in_force.latency.start(resolved.limits, in_force.cut()[0])
-    if in_force.latency.active and facts.is_entry_rank(scheduler):
+    if in_force.latency.active and facts.speaks_for_all(scheduler):
         kept = None if chosen.model_file is None else ModelFile(chosen.model_file, facts.identity(scheduler))
         learning = Learning(in_force.latency, in_force.outbox, kept)
         in_force.listeners.append(learning.timed)
@@ -174,16 +176,20 @@ def _change_budget(original: Any) -> Any:
             return original(self, recv_req)
         from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 
-        wanted = recv_req.server_args.pop(BUDGET_KEY)
+        # Never changed in place: later pipeline stages are sent this very object, after this stage has had it.
+        rest = {name: value for name, value in recv_req.server_args.items() if name != BUDGET_KEY}
+        wanted = recv_req.server_args[BUDGET_KEY]
         try:
             budget = settings.BUDGET_NUMBER.parse(str(wanted))
         except ValueError as error:
             limits = settings.BUDGET_NUMBER.limits
             journal.say(f"the budget stays as it is: {BUDGET_KEY}={wanted!r}: {error}; accepted: {limits}")
             return SetInternalStateReqOutput(updated=False)
-        if recv_req.server_args:
+        if rest:
             # The engine's own keys first: where it refuses them, nothing of the request is done.
-            output = original(self, recv_req)
+            asked = copy.copy(recv_req)
+            asked.server_args = rest
+            output = original(self, asked)
             if not output.updated:
                 return output
         if facts.is_entry_rank(self):

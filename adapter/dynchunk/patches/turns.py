@@ -12,7 +12,9 @@ from typing import Any
 
 from dynchunk import in_force, journal
 from dynchunk.patches import facts
-from dynchunk.policy.latency import PIPELINE
+from dynchunk.policy import admission
+from dynchunk.policy.admission import Load
+from dynchunk.policy.budget import Budget
 from dynchunk.policy.turns import Turn, Turns
 
 # Long prompts that are asked whether they fit whole on a cached prefix; each costs a walk of the prefix tree.
@@ -34,9 +36,6 @@ def take_turns(original: Any) -> Any:
 
     def _get_new_batch_prefill_raw(self: Any, prefill_delayer_single_pass: Any, running_batch: Any) -> Any:
         open_req = self.chunked_req
-        if in_force.latency.mode.kind == PIPELINE:
-            chunk = self.chunked_prefill_size
-            in_force.latency.long_waiting = sum(len(req.origin_input_ids) > chunk for req in self.waiting_queue)
         turn = _turn(self, running_batch)
         if turn is Turn.WAITING:
             batch, running_batch = _pass_for_waiting(self, original, prefill_delayer_single_pass, running_batch)
@@ -57,6 +56,14 @@ def take_turns(original: Any) -> Any:
 
 
 def _turn(scheduler: Any, running_batch: Any) -> Turn:
+    try:
+        return _whose(scheduler, running_batch)
+    except Exception as error:
+        in_force.degrade(repr(error))
+        return Turn.STOCK
+
+
+def _whose(scheduler: Any, running_batch: Any) -> Turn:
     decoding = not (running_batch.is_empty() or running_batch.is_prefill_only or scheduler.is_mixed_chunk)
     return in_force.turns.next(
         long_open=scheduler.chunked_req is not None and in_force.active() is not None,
@@ -69,7 +76,12 @@ def _turn(scheduler: Any, running_batch: Any) -> Turn:
 def _pass_for_waiting(scheduler: Any, original: Any, delayer: Any, running_batch: Any) -> Any:
     """One prefill pass without the open request, over the waiting requests that may fit whole."""
     open_req, queue = scheduler.chunked_req, scheduler.waiting_queue
-    fitting = _candidates(scheduler, queue)
+    limits = in_force.active()
+    try:
+        fitting = [] if limits is None else _candidates(scheduler, queue, running_batch, limits)
+    except Exception as error:
+        in_force.degrade(repr(error))
+        fitting = []
     if not fitting:
         return None, running_batch
     offered = set(map(id, fitting))
@@ -89,24 +101,30 @@ def _pass_for_waiting(scheduler: Any, original: Any, delayer: Any, running_batch
         ]
 
 
-def _candidates(scheduler: Any, queue: list[Any]) -> list[Any]:
+def _candidates(scheduler: Any, queue: list[Any], running_batch: Any, limits: Budget) -> list[Any]:
     """Waiting requests that may fit into one chunk whole, in the order of the queue.
 
-    The engine stops at the first that does not, so a second long prompt must not stand in front of short ones. A long
-    prompt with all but a little of it in the prefix cache (the next turn of a chat) is a short one.
+    The engine stops at the first that does not, so whoever is sure to be refused must not stand in front of the others:
+    a second long prompt, or one whose cached prefix leaves no room for the rest of it. A long prompt with all but a
+    little of it in the prefix cache (the next turn of a chat) is a short one.
     """
-    chunk = scheduler.chunked_prefill_size
+    # In a mixed batch the decoding requests come first.
+    decoding = len(running_batch.reqs) if scheduler.is_mixed_chunk else 0
+    chunk = scheduler.chunked_prefill_size - decoding
     found = []
     asked = 0
     for req in queue:
-        tokens = len(req.origin_input_ids) + len(req.output_ids)
+        tokens, prefix = len(req.origin_input_ids) + len(req.output_ids), 0
         if tokens > chunk:
             # With mamba, matching puts the request's state aside; only the engine's own loop cleans that up.
             if asked >= LONG_CANDIDATES or scheduler.tree_cache.supports_mamba():
                 continue
             asked += 1
             req.init_next_round_input(scheduler.tree_cache)
-            tokens -= facts.prefix_tokens(req) + req.host_hit_length
-        if tokens <= chunk:
+            # What is on the host may not come, and then it would have to be cut.
+            prefix = facts.prefix_tokens(req)
+            tokens -= prefix
+        whole = -(-tokens // scheduler.page_size) * scheduler.page_size
+        if whole <= chunk and admission.rows_that_fit(limits, Load(rows=decoding), prefix, tokens) == tokens:
             found.append(req)
     return found

@@ -78,6 +78,7 @@ class World:
         self.starts = torch.tensor(first, dtype=torch.int32)
         self.columns = sum(keys_per_request)
         self.source: Given | Scored | None = None
+        self._data: Any = None
 
     @property
     def rows(self) -> int:
@@ -85,10 +86,12 @@ class World:
         return len(self.lens)
 
     def data(self) -> Any:
-        """The engine's own operands; the queries carry nothing but their row's number."""
+        """The engine's own operands, made once; the queries carry nothing but their row's number."""
+        if self._data is not None:
+            return self._data
         scoring = importlib.import_module(V41 + "scoring")
         numbers = torch.arange(self.rows, dtype=torch.int32)
-        return scoring.DeepGEMMPrefillData(
+        self._data = scoring.DeepGEMMPrefillData(
             k_slots=torch.arange(self.columns),
             request_starts=self.starts,
             lens_per_request=list(self.keys_per_request),
@@ -98,6 +101,7 @@ class World:
             q_sf=torch.zeros(self.rows, self.heads, dtype=torch.int32),
             weights=torch.zeros(self.rows, self.heads),
         )
+        return self._data
 
     def mqa_logits(self, q: Any, _kv: Any, _w: Any, starts: Any, ends: Any, *rest: Any, **named: Any) -> torch.Tensor:
         """deep_gemm.fp8_fp4_mqa_logits: a row's scores from its first column on, garbage past its length."""

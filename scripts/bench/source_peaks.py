@@ -60,7 +60,11 @@ def _in_its_own_process(version: str, limit_mib: int) -> Iterator[dict[str, Any]
     """Hooked as a server is: the boot folder on the path, this version's wheel in front."""
     path = [ROOT / "adapter" / "boot", unpacked(version), ROOT / "adapter", ROOT]
     environ = {k: v for k, v in os.environ.items() if not k.startswith(("DYNCHUNK_", "SGLANG_"))}
-    environ |= {"PYTHONPATH": os.pathsep.join(map(str, path)), "DYNCHUNK_INDEXER_SCORE_MIB": str(limit_mib)}
+    environ |= {
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "OMP_NUM_THREADS": "1",
+        "DYNCHUNK_INDEXER_SCORE_MIB": str(limit_mib),
+    }
     command = ["-m", "scripts.bench.source_peaks", "--limit-mib", str(limit_mib), "--version", version]
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", *command],

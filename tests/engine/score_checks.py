@@ -170,6 +170,18 @@ def test_freed_tiles_select_the_same(
 
 
 @needs_v41
+def test_tiles_are_freed_as_the_engine_runs_them() -> None:
+    """Under inference mode, as in a forward, too."""
+    world = World([40], [500])
+    world.source = Given(torch.randn(40, 500, generator=torch.Generator().manual_seed(1)))
+    indexer_world.install(world)
+    with torch.inference_mode():
+        inside = indexer_world.publish(world, topk=9, topk_blocks=7)
+    outside = indexer_world.publish(world, topk=9, topk_blocks=7)
+    assert torch.equal(inside[0], outside[0])
+
+
+@needs_v41
 def test_one_tile_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's own loop holds two tiles and a bit, the hooked one a tile and a bit."""
     table, scoring = engine(V41 + "sparse_table"), engine(V41 + "scoring")
@@ -263,7 +275,7 @@ def test_parts_of_rows_give_the_same_bits(
     indexer = engine(ATTENTION + "dsv4.indexer")
     assert outcome("torch_fallback") == "applied"
     function = getattr(indexer, name)
-    inputs = indexer_world.fallback_inputs(rows, pages, 64, ragged)
+    inputs = indexer_world.fallback_inputs(rows, pages, 64, ragged=ragged)
     stock = function.__wrapped__(*inputs)
     for step in (1, 3, 1000):
         monkeypatch.setattr("dynchunk.patches.torch_fallback.torch_rows", lambda *_, step=step: step)

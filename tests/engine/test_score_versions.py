@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,16 +16,60 @@ from tests.conftest import BOOT, ROOT, clean_environ
 pytestmark = pytest.mark.engine
 
 
+REPORT = """
+import importlib, json
+from dynchunk import journal
+from dynchunk.activate import PATCHES
+from dynchunk.contract import MARK
+
+marked = []
+for name in PATCHES:
+    if "attention" not in name and "environ" not in name:
+        continue
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError:
+        continue
+    owners = [module, *(v for v in vars(module).values() if isinstance(v, type))]
+    marked += [key for owner in owners for key, value in vars(owner).items() if getattr(value, MARK, False)]
+    marked += [key for key in vars(module) if "BUDGET" in key and vars(module)[key] == 1 << 28]
+print(json.dumps({"marked": marked, "hooks": journal.snapshot()["hooks"]}))
+"""
+
+
+@pytest.mark.parametrize("indexer", ["rows", "keys"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_report_changes_nothing(version: str, indexer: str) -> None:
+    """In mode `report` every contract is held, nothing is replaced or lowered, and what would be is said."""
+    environ = clean_environ(
+        PYTHONPATH=os.pathsep.join(map(str, [BOOT, unpacked(version), ROOT / "adapter"])),
+        DYNCHUNK_MODE="report",
+        DYNCHUNK_INDEXER=indexer,
+    )
+    command = [sys.executable, "-W", "ignore", "-c", REPORT]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    seen = json.loads(done.stdout.splitlines()[-1])
+    assert seen["marked"] == []
+    outcomes = {hook: entry["outcome"] for hook, entry in seen["hooks"].items()}
+    assert not {"applied", "refused"} & set(outcomes.values()), outcomes
+    assert outcomes["torch_fallback"] == outcomes["kv_workspace"] == "would apply"
+    if version != "0.5.20":
+        chosen, other = ("indexer_keys", "score_tiles") if indexer == "keys" else ("score_tiles", "indexer_keys")
+        assert outcomes[chosen] == "would apply"
+        assert outcomes[other] == "not in use"
+
+
 def run_checks(version: str, file: str, **environ: str) -> str:
     """Run one file of checks with this version's wheel in front; its output."""
-    path = [BOOT, unpacked(version), ROOT / "adapter", ROOT]
+    path = os.pathsep.join(map(str, [BOOT, unpacked(version), ROOT / "adapter", ROOT]))
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider"),
             *("--override-ini", "pythonpath=", str(Path("tests", "engine", file))),
         ],
         cwd=ROOT,
-        env=clean_environ(PYTHONPATH=os.pathsep.join(map(str, path)), ENGINE_VERSION=version, **environ),
+        env=clean_environ(PYTHONPATH=path, ENGINE_VERSION=version, OMP_NUM_THREADS="1", **environ),
         capture_output=True,
         text=True,
         timeout=900,
@@ -41,3 +86,9 @@ def test_limits_and_hooks(version: str) -> None:
     assert " passed" in output
     # Skipped is only what this version does not have.
     assert "skipped" not in output or version in ("0.5.20", "0.5.21", "0.5.22")
+
+
+@pytest.mark.parametrize("version", VERSIONS[1:])
+def test_key_blocks(version: str) -> None:
+    """DYNCHUNK_INDEXER=keys selects the values that the engine's own loops select, in every version that has them."""
+    assert " passed" in run_checks(version, "keys_checks.py", DYNCHUNK_INDEXER="keys")

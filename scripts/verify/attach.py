@@ -166,7 +166,12 @@ class Attached:
         """The guard has tripped, and its threads are at work: wait for memory, then say and keep what has happened."""
         self.trips += 1
         self._armed = False
-        wait_s = self._around.recovery_s
+        try:
+            self._until_memory_is_back(self._around.recovery_s)
+        finally:
+            self._keep_readings()
+
+    def _until_memory_is_back(self, wait_s: float) -> None:
         self._wait(self._around.abort_wait_s, lambda: not self._in_danger())
         self._guard.release()
         enough_bytes = enough(self._baseline_bytes, self._limits[RAMP].guard_bytes)
@@ -187,7 +192,6 @@ class Attached:
                 f"not recovered: MemAvailable {gib(self._available_bytes())}, before {gib(self._baseline_bytes)}; "
                 "restart the engine before it gets long prompts"
             )
-        self._keep_readings()
 
     def _wait(self, at_most_s: float, until: Callable[[], bool]) -> bool:
         deadline_s = time.monotonic() + at_most_s

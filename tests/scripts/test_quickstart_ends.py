@@ -58,12 +58,12 @@ class Quickstart:
             text=True,
             start_new_session=True,
         )
-        self.engine = self._child("fake_engine_process")
+        self.engine = self._child("-m tests.verify.fake_engine_process")
         self.memguard: psutil.Process | None = None
 
     def ramps(self) -> None:
         """Wait until memguard has a prompt in flight."""
-        self.memguard = self._child("scripts.verify.memguard")
+        self.memguard = self._child("-m scripts.verify.memguard")
         self._until(lambda: '"verdict": "passed' in next(self.logs.glob("*/run.json"), Path(os.devnull)).read_text())
         time.sleep(0.3)
 

@@ -34,7 +34,7 @@ def test_auto_budget_and_the_measured_coefficient(tmp_path: Path) -> None:
         assert "the least of 2 ranks" in state["hooks"]["budget"]["detail"]
         said = [line for line in server.log.read_text().splitlines() if ": 0." in line and "pp0tp" in line]
         assert [f"budget {budget:,} token^2" in line for line in said] == [True, True], "not the same on both ranks"
-        # Budgets that make chunks of several sizes on several products of rows and keys, so that there is a line to see.
+        # Chunks of several sizes on several products of rows and keys, so that there is a line to see.
         for budget in (12_000_000, 6_000_000, 3_000_000):
             server.client.post(
                 f"{server.url}/set_internal_state", json={"server_args": {"dynchunk_budget": budget}}

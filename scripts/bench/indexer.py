@@ -56,7 +56,7 @@ def main(
         [sys.executable, "-W", "ignore", "-m", "scripts.bench.indexer", *given],
         env=environ,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
         text=True,
     ) as process:
         assert process.stdout is not None

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 V41 = "sglang.srt.layers.attention.dsv4.v41_indexer."
 KERNELS = "sglang.kernels.ops.attention."
-ROWS_AT_ONCE = 16  # of a stand-in
+AT_ONCE = 1 << 19  # scores that a stand-in handles at once
 BLOCK = 8  # keys of a candidate block
 GARBAGE = float("nan")  # what a kernel leaves past a row's length
 
@@ -110,10 +110,9 @@ class World:
         numbers = q[0][:, 0, 0].long()
         # The kernel pads the row stride to 1,024 bytes.
         logits = torch.empty(len(numbers), -(-width // 256) * 256, dtype=named.get("logits_dtype") or torch.float32)
-        for low in range(0, len(numbers), ROWS_AT_ONCE):
-            part = slice(low, low + ROWS_AT_ONCE)
+        for part in _parts(*logits.shape):
             for first in torch.unique(starts[part]).tolist():
-                mine = torch.nonzero(starts[part] == first).flatten() + low
+                mine = torch.nonzero(starts[part] == first).flatten() + part.start
                 longest = int((ends[mine] - first).max())
                 shown = torch.full((len(mine), logits.shape[1]), GARBAGE)
                 shown[:, :longest] = self.source.score(numbers[mine], first, first + longest)
@@ -122,11 +121,15 @@ class World:
         return logits[:, :width]
 
 
+def _parts(rows: int, width: int) -> Iterator[slice]:
+    step = max(1, AT_ONCE // max(1, width))
+    return (slice(low, low + step) for low in range(0, rows, step))
+
+
 def best(scores: torch.Tensor, lens: torch.Tensor, k: int) -> torch.Tensor:
     """int32 [rows, k]: the columns of the k largest values within each row's length, -1 padded."""
     out = torch.full((scores.shape[0], k), -1, dtype=torch.int32)
-    for low in range(0, scores.shape[0], ROWS_AT_ONCE):
-        part = slice(low, low + ROWS_AT_ONCE)
+    for part in _parts(*scores.shape):
         beyond = torch.arange(scores.shape[1])[None, :] >= lens[part, None]
         top = scores[part].float().masked_fill(beyond, -torch.inf).topk(min(k, scores.shape[1]), dim=-1)
         out[part, : top.indices.shape[1]] = top.indices.int().masked_fill_(top.values == -torch.inf, -1)

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 V41 = "sglang.srt.layers.attention.dsv4.v41_indexer."
 KERNELS = "sglang.kernels.ops.attention."
-AT_ONCE = 1 << 19  # scores that a stand-in handles at once
+AT_ONCE = 1 << 17  # scores that a stand-in handles at once, 512 KiB in fp32
 BLOCK = 8  # keys of a candidate block
 GARBAGE = float("nan")  # what a kernel leaves past a row's length
 

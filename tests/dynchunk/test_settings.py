@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dynchunk.policy.latency import TICKS_PER_MS, Mode, parse_mode
 from dynchunk.settings import Settings, SettingsError, from_env
 
 
@@ -78,3 +79,25 @@ def test_off_is_off_whatever_else_is_wrong() -> None:
 def test_what_the_operator_set_is_remembered() -> None:
     """A default may be fitted to the engine in silence; a value that somebody chose may not."""
     assert from_env({"DYNCHUNK_CHUNK_MIN": "256"}).explicit == frozenset({"chunk_min"})
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("off", Mode("off")),
+        ("EQUAL", Mode("equal")),
+        ("pipeline", Mode("pipeline")),
+        ("200ms", Mode("ceiling", 200 * TICKS_PER_MS)),
+        (" 1e3 MS", Mode("ceiling", 1000 * TICKS_PER_MS)),
+    ],
+)
+def test_latency_modes(text: str, mode: Mode) -> None:
+    """Every accepted word, and what it comes to."""
+    assert parse_mode(from_env({"DYNCHUNK_LATENCY": text}).latency) == mode
+
+
+@pytest.mark.parametrize("text", ["on", "0ms", "-3ms", "200", "0.5ms", "nanms", "99999999999ms", "ms"])
+def test_wrong_latency_modes(text: str) -> None:
+    """Everything else is refused with what is accepted."""
+    with pytest.raises(SettingsError, match=r"DYNCHUNK_LATENCY=.*250ms"):
+        from_env({"DYNCHUNK_LATENCY": text})

@@ -7,7 +7,6 @@ the attention area. The coefficients are fitted once, on one rank (fit.py), roun
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
@@ -145,11 +144,7 @@ class Mode:
 
 
 def parse_mode(text: str) -> Mode:
-    """`off`, `equal`, `pipeline` or `<n>ms`. Raises ValueError with what is accepted."""
-    word = text.strip().lower()
-    if word in (OFF, EQUAL, PIPELINE):
-        return Mode(word)
-    number = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)\s*ms", word)
-    if number and (ceiling := round(Fraction(number[1]) * TICKS_PER_MS)):
-        return Mode(CEILING, ceiling)
-    raise ValueError("not off, equal, pipeline or a time such as 200ms")
+    """What DYNCHUNK_LATENCY asks for, in the spelling that settings.py makes of it: `off`, `250ms`."""
+    if text in (OFF, EQUAL, PIPELINE):
+        return Mode(text)
+    return Mode(CEILING, int(text.removesuffix("ms")) * TICKS_PER_MS)

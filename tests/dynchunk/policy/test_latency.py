@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dynchunk.policy import latency
-from dynchunk.policy.latency import CEILING, TICKS_PER_MS, Mode, Model, Sizes
+from dynchunk.policy.latency import TICKS_PER_MS, Model, Sizes
 
 EXAMPLE = latency.from_ms(a=2.5e-5, b=0.015, c=3, gamma=0.002)
 SMALL = latency.sizes(least=64, most=2048, page=64)
@@ -168,25 +168,3 @@ def test_not_numbers(wrong: float) -> None:
 def test_a_model_travels() -> None:
     """What arrives on another rank is what was sent."""
     assert pickle.loads(pickle.dumps(KIMI)) == KIMI
-
-
-@pytest.mark.parametrize(
-    ("text", "mode"),
-    [
-        ("off", Mode("off")),
-        ("EQUAL", Mode("equal")),
-        ("pipeline", Mode("pipeline")),
-        ("200ms", Mode(CEILING, 200 * TICKS_PER_MS)),
-        ("0.5 ms", Mode(CEILING, TICKS_PER_MS // 2)),
-    ],
-)
-def test_modes(text: str, mode: Mode) -> None:
-    """Every accepted word."""
-    assert latency.parse_mode(text) == mode
-
-
-@pytest.mark.parametrize("text", ["", "on", "0ms", "-3ms", "200", "1e3ms", "nanms", "99999999999ms"])
-def test_wrong_modes(text: str) -> None:
-    """Everything else is refused with what is accepted."""
-    with pytest.raises(ValueError, match="200ms"):
-        latency.parse_mode(text)

@@ -30,6 +30,7 @@ SURROUNDINGS = (
         "a volume; without Docker ~/.cache/huggingface",
         "A folder for the models that are downloaded by their names.",
     ),
+    ("GUARD_GIB", "1.5", "memguard and watch: below so much MemAvailable they abort requests."),
     ("HF_TOKEN", "none", "The key for models that need one."),
     (
         "PYTORCH_ALLOC_CONF",

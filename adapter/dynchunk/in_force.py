@@ -18,7 +18,7 @@ from dynchunk.policy.admission import Cut
 from dynchunk.policy.turns import Turns
 
 if TYPE_CHECKING:
-    from dynchunk.cache_release import CacheRelease
+    from dynchunk.cache_release import CacheRelease, Device
     from dynchunk.peak import PeakMeter
     from dynchunk.policy.budget import Budget
     from dynchunk.prefill_log import PrefillLog
@@ -38,6 +38,10 @@ outbox = Outbox()
 release: CacheRelease | None = None
 primed: PrimeCache | None = None
 meter: PeakMeter | None = None
+# What the meter's figures are true of: engine, model, layout, device.
+belongs_to: dict[str, str] = {}
+# This rank's GPU; None without one.
+device: Device | None = None
 # Follows the long prefill in flight, where somebody reads of it.
 prefills: PrefillLog | None = None
 # Who wants to know how long each prefill took (patches/model_runner.Prefill, ms); filled before the hook is installed.
@@ -111,5 +115,10 @@ def counters() -> dict[str, Any]:
     if primed is not None:
         state["prime_cache"] = primed.state()
     if meter is not None:
-        state["coefficient"] = meter.fit().state()
+        state["coefficient"] = meter.fit().state() | {"belongs_to": belongs_to}
+    if device is not None:
+        state["device"] = {
+            "free_bytes": device.available_bytes(),
+            "unused_reserved_bytes": device.unused_reserved_bytes(),
+        }
     return state

@@ -24,6 +24,8 @@ REFUSED = "refused"
 WOULD_APPLY = "would apply"
 NOT_IN_USE = "not in use"
 UNTESTED = "untested version"
+VERIFIED = "verified"
+UNVERIFIED = "unverified on this device"
 
 JSON_MARK = "dynchunk-json: "
 

@@ -179,6 +179,13 @@ class Settings:
         "worked out at start from the memory that is free then and what a row and key costs on this model's path.",
         "2.0e8",
     )
+    report: str | None = knob(
+        None,
+        text_value("a file's path"),
+        "A memguard report (`run.json`): `DYNCHUNK_BUDGET=auto` takes what a row and key costs from there, if it was "
+        "measured on the same engine, model, layout and device.",
+        "a table of the engine's paths",
+    )
     rule: str = knob(
         "prefix",
         choice("prefix", "sequence"),
@@ -300,12 +307,13 @@ class Settings:
 def deciding(settings: Settings) -> dict[str, Any]:
     """The settings that decide chunk sizes, by variable: what all ranks must have in common.
 
-    Left out: where the trace goes, and what only changes when a rank holds or releases memory.
+    Left out: files of one host, and what only changes when a rank holds or releases memory. What a rank reads from
+    its files and decides by travels with its report.
     """
-    local = {"trace", "allow_expandable_segments", "model_file", "prime_cache", "memory_fraction", "gc_threshold"} | {
-        f.name for f in knob_fields() if f.name.startswith("empty_cache")
-    }
-    return {env_name(f): getattr(settings, f.name) for f in knob_fields() if f.name not in local}
+    files = {"trace", "model_file", "report"}
+    memory = {"allow_expandable_segments", "prime_cache", "memory_fraction", "gc_threshold"}
+    memory |= {f.name for f in knob_fields() if f.name.startswith("empty_cache")}
+    return {env_name(f): getattr(settings, f.name) for f in knob_fields() if f.name not in files | memory}
 
 
 def env_name(knob_field: Field[Any], prefix: str = PREFIX) -> str:

@@ -58,6 +58,14 @@ def unused_reserved_bytes(info: Mapping[str, Any]) -> int | None:
     return sum(map(int, unused)) if unused else None
 
 
+def coefficient(info: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a row and key costs, as DynChunk has measured it so far; the dearest where several replicas tell."""
+    found = [state["dynchunk"].get("coefficient") for state in _states(info) if isinstance(state.get("dynchunk"), dict)]
+    measured = [one for one in found if isinstance(one, dict) and one.get("belongs_to")]
+    # A line counts before anything else: the others have no bytes for a row and key.
+    return max(measured, key=lambda one: float(one.get("bytes_per_pair") or 0), default=None)
+
+
 def longest_prompt(info: Mapping[str, Any], context_tokens: int | None) -> tuple[int, str] | None:
     """(the longest prompt that leaves room for one answer token, what binds); None where the server does not say.
 

@@ -207,6 +207,14 @@ def _after_table(run: Run) -> list[str]:
     reused = sum(1 for probe in run.probes if probe.cached_tokens)
     if reused:
         lines.append(f"Prompts that found cached tokens: {reused}; tokens/s counts the computed ones only.")
+    lines += _memory(run)
+    if run.steps:
+        lines.append("What the guard did, in seconds since the ramp started:")
+        lines.append("\n".join(f"- {step.at_s - run.started_s:.1f}: {step.what}" for step in run.steps))
+    return lines
+
+
+def _memory(run: Run) -> list[str]:
     text = f"Memory was read {run.samples:,} times, every {run.sample_interval_s:g} s."
     if run.largest_sample_gap_s > SLOWEST_PROMISED_S:
         text += f" **The longest gap was {run.largest_sample_gap_s:.2f} s**, so a short dip may have been missed."
@@ -216,11 +224,9 @@ def _after_table(run: Run) -> list[str]:
         text += f" At the worst, all tasks waited for memory in {run.psi_full_max:.1f} % of 10 s."
     if run.kernel_oom:
         text += f" **The kernel was out of memory {run.kernel_oom:,} times**, by its own lines and kills."
-    lines.append(text)
-    if run.steps:
-        lines.append("What the guard did, in seconds since the ramp started:")
-        lines.append("\n".join(f"- {step.at_s - run.started_s:.1f}: {step.what}" for step in run.steps))
-    return lines
+    if run.coefficient is None:
+        return [text]
+    return [text, f"What long prefills held for a moment, measured in the engine: {run.coefficient.get('in_words')}."]
 
 
 def _dynchunk(runs: Sequence[Run]) -> list[str]:

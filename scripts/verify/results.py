@@ -131,7 +131,8 @@ class Run:
     """One ramp. `machine` and `engine` are facts for the report, as plain JSON values.
 
     image: what the engine runs in, as the operator names it. signals: whether the guard could signal the engine, in
-    words. swap_in_pages, kernel_oom, psi_full_max: see decide.Sample; over the whole run.
+    words. swap_in_pages, kernel_oom, psi_full_max: see decide.Sample; over the whole run. coefficient: what a row and
+    key costs, as DynChunk in the engine measured it, and what that belongs to (DYNCHUNK_REPORT and plan read it).
     """
 
     label: str
@@ -155,6 +156,7 @@ class Run:
     swap_in_pages: int = 0
     kernel_oom: int = 0
     psi_full_max: float | None = None
+    coefficient: dict[str, Any] | None = None
     steps: list[Step] = field(default_factory=list)
     chunk_source: str = ""
     probes: list[Probe] = field(default_factory=list)

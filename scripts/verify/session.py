@@ -6,7 +6,7 @@ import os
 import statistics
 import time
 import uuid
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -61,6 +61,8 @@ def run_memguard(options: Options, around: Surroundings) -> int:
         parts = _Parts(options, around, server, watch, earlier)
         with ExitStack() as started:  # the engine ends before the report is drawn
             Ramp(options, around, server=server, watch=watch, begin=lambda: _begin(parts, started, niceness)).go()
+            with suppress(MemguardError):  # a server that does not answer any more has been reported already
+                run.coefficient = engine.coefficient(server.info())
         return _finish(run, recorder, display)
 
 

@@ -50,7 +50,8 @@ def fake_device(monkeypatch: pytest.MonkeyPatch, *, is_integrated: bool = False)
     for name in ("memory_stats_as_nested_dict", "reset_peak_memory_stats", "mem_get_info"):
         # raising=True, the default: a name that torch does not have fails here.
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(is_integrated=is_integrated))
+    properties = SimpleNamespace(name="fake", is_integrated=is_integrated)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
     return fake, CudaMemory(0, SimpleNamespace(_engine_paused=False))
 
 

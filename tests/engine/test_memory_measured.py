@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from scripts.reference import prompt, serving
+from scripts.verify import engine
 
 pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # the engine warns on import
 
@@ -26,8 +28,11 @@ def test_ranks_that_share_a_host_share_what_it_has_to_spare() -> None:
 
 
 def test_auto_budget_and_the_measured_coefficient(tmp_path: Path) -> None:
-    """Two ranks work out one budget from the memory at start; a long prompt's peaks show the coefficient behind it."""
-    with serving(tmp_path, "--tp", "2", "--chunked-prefill-size", "2048", DYNCHUNK_BUDGET="auto") as server:
+    """Two ranks work out one budget from the memory at start; a long prompt's peaks show the coefficient behind it.
+
+    The next start takes that coefficient from the report.
+    """
+    with serving(tmp_path / "first", "--tp", "2", "--chunked-prefill-size", "2048", DYNCHUNK_BUDGET="auto") as server:
         state = server.state()
         budget = state["effective"]["budget"]
         assert f"= {budget:,} token^2 (reference:" in state["hooks"]["budget"]["detail"]
@@ -44,6 +49,44 @@ def test_auto_budget_and_the_measured_coefficient(tmp_path: Path) -> None:
         assert found["trusted"], found
         # Each of two ranks has half the heads.
         assert 0.8 < found["bytes_per_pair"] / (REFERENCE_BYTES / 2) < 1.25, found
+        measured = engine.coefficient(server.info())
+    report = tmp_path / "run.json"
+    report.write_text(json.dumps({"coefficient": measured}))
+    environ = {"DYNCHUNK_BUDGET": "auto", "DYNCHUNK_REPORT": str(report)}
+    with serving(tmp_path / "second", "--tp", "2", "--chunked-prefill-size", "2048", **environ) as server:
+        hooks = server.state()["hooks"]
+        assert hooks["report"]["outcome"] == "applied"
+        assert "(measured by an earlier run on this engine and device)" in hooks["budget"]["detail"]
+
+
+def test_a_report_of_another_engine_is_said_and_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start goes on with the table; the journal has the reason."""
+    from dynchunk import journal, settings
+    from dynchunk.patches import budget_at_start, facts
+
+    report = tmp_path / "run.json"
+    monkeypatch.setattr(facts, "cost_identity", lambda _: {"engine": "here"})
+    monkeypatch.setattr(settings, "current", lambda: settings.Settings(budget="auto", report=str(report)))
+    fit = {"kind": "line", "bytes_per_pair": 12.5, "base_bytes": 0, "belongs_to": {"engine": "there"}}
+    for text, reason in (
+        (None, "No such file"),
+        ("{", "Expecting"),
+        ("{}", "no measured coefficient"),
+        (json.dumps({"coefficient": fit}), "it is of another engine: engine is 'here' here and 'there' there"),
+    ):
+        if text is not None:
+            report.write_text(text)
+        assert budget_at_start._measured_before(None) is None
+        entry = journal.snapshot()["hooks"]["report"]
+        assert entry["outcome"] == "not in use"
+        assert reason in entry["detail"]
+    report.write_text(json.dumps({"coefficient": fit | {"belongs_to": {"engine": "here"}}}))
+    found = budget_at_start._measured_before(None)
+    assert found is not None
+    assert found["millibytes"] == 12_500
+    everybody = {"pp0tp0": {"headroom_bytes": 10**10, "host": None, "path": None, "score_limit_bytes": 0}}
+    derived = budget_at_start.derive({"pp0tp0": everybody["pp0tp0"] | {"measured": found}})
+    assert derived.budget == 680_000_000
 
 
 def test_auto_is_refused_where_the_cost_is_not_known() -> None:
@@ -51,4 +94,6 @@ def test_auto_is_refused_where_the_cost_is_not_known() -> None:
     from dynchunk.settings import SettingsError
 
     with pytest.raises(SettingsError, match=r"set a number such as 2\.0e8"):
-        derive({"pp0tp0": {"headroom_bytes": 10**10, "host": None, "path": None, "score_limit_bytes": 0}})
+        derive(
+            {"pp0tp0": {"headroom_bytes": 10**10, "host": None, "path": None, "score_limit_bytes": 0, "measured": None}}
+        )

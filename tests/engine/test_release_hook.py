@@ -19,7 +19,7 @@ GIB = 1 << 30
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name, empty in {
-        **dict.fromkeys(("release", "primed", "meter", "prefills")),
+        **dict.fromkeys(("release", "primed", "meter", "device", "prefills")),
         "listeners": [],
         "when_idle": [],
     }.items():
@@ -40,7 +40,7 @@ class FakeCuda:
         answers = {
             "is_available": lambda: True,
             "current_device": lambda: 0,
-            "get_device_properties": lambda _: SimpleNamespace(is_integrated=integrated),
+            "get_device_properties": lambda _: SimpleNamespace(name="fake", is_integrated=integrated),
             "mem_get_info": lambda _: (self.free, 200 * GIB),
             "memory_reserved": lambda _: 5 * GIB,
             "memory_allocated": lambda _: 3 * GIB,
@@ -80,6 +80,15 @@ def test_auto_is_always_where_gpu_memory_is_host_memory(
     release = in_force.release
     assert release is not None
     assert release.mode == mode
+
+
+def test_what_the_gpu_has_left_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memguard reads it; and that gpu_check has not run on this GPU stands in the journal."""
+    from dynchunk.patches import observers
+
+    observers.install(scheduler(FakeCuda(monkeypatch, integrated=False).calls))
+    assert in_force.counters()["device"] == {"free_bytes": 100 * GIB, "unused_reserved_bytes": 2 * GIB}
+    assert journal.snapshot()["hooks"]["gpu_check"]["outcome"] == "unverified on this device"
 
 
 def test_a_release_comes_before_the_next_launch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,19 @@ def test_a_ramp_that_passes(start_engine: Start, memguard: Memguard) -> None:
     assert "all sizes passed" in ran.shown
 
 
+def test_what_the_engine_has_measured_is_kept(start_engine: Start, memguard: Memguard) -> None:
+    """The cost of a row and key, and what it is true of: DYNCHUNK_REPORT and plan read it from run.json."""
+    engine = start_engine(budget=4_000_000)
+    fit = {"kind": "line", "bytes_per_pair": 12.0, "base_bytes": 7, "in_words": "c = 12.00 B"}
+    fit["belongs_to"] = {"engine": "0.5.23"}
+    [state] = engine.server_info()["internal_states"]
+    state["dynchunk"]["coefficient"] = fit
+    engine.info["internal_states"] = [state]
+    ran = memguard(engine, 2_000)
+    assert json.loads((ran.folder / "run.json").read_text())["coefficient"] == fit
+    assert "measured in the engine: c = 12.00 B." in ran.report
+
+
 def test_prompts_share_nothing(start_engine: Start, memguard: Memguard) -> None:
     """No two prompts begin alike, within a run and from run to run, so that no cache can help."""
     engine = start_engine()

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import platform
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from dynchunk import journal, settings
 from dynchunk.patches import cuda_device, cuda_memory, facts, score_limits
 from dynchunk.policy import auto_budget
-from dynchunk.policy.auto_budget import Derived, NoHeadroomError
+from dynchunk.policy.auto_budget import Coefficient, Derived, NoHeadroomError
 from dynchunk.settings import SettingsError
 
 # What memguard leaves untouched too.
 GUARD_BYTES = 3 << 29
 UNKNOWN_PATH = (
     "DYNCHUNK_BUDGET=auto: what a row and key of this model costs is not known; set a number such as 2.0e8, let "
-    "memguard ramp it, and read the measured coefficient in ./dynchunk status"
+    "memguard ramp it, and name the report in DYNCHUNK_REPORT"
 )
 
 
@@ -31,7 +35,29 @@ def report(scheduler: Any) -> dict[str, Any]:
         "host": platform.node() if cuda is None or cuda.is_integrated else None,
         "path": facts.attention_path(scheduler),
         "score_limit_bytes": score_limits.in_force_bytes() or 0,
+        "measured": _measured_before(scheduler),
     }
+
+
+def _measured_before(scheduler: Any) -> dict[str, Any] | None:
+    """What DYNCHUNK_REPORT holds for this engine, as plain JSON values. The journal says why it does not count."""
+    path, outcome = settings.current().report, journal.APPLIED
+    if path is None:
+        return None
+    found = None
+    try:
+        found = auto_budget.of_report(
+            json.loads(Path(path).read_text(encoding="utf-8")), facts.cost_identity(scheduler)
+        )
+        detail = f"{path}: {found.millibytes / 1000:g} B for a row and key above {found.base_bytes:,} bytes"
+    except OSError as error:
+        outcome, detail = journal.NOT_IN_USE, f"{path}: {error.strerror}"
+    except ValueError as error:
+        outcome, detail = journal.NOT_IN_USE, f"{path}: {error}"
+    if found is not None and settings.current().budget != "auto":
+        outcome, detail = journal.NOT_IN_USE, f"{detail}; DYNCHUNK_BUDGET is not auto"
+    journal.record("report", outcome, detail)
+    return None if found is None else dataclasses.asdict(found)
 
 
 def headrooms(everybody: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
@@ -42,10 +68,16 @@ def headrooms(everybody: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
 
 def derive(everybody: Mapping[str, Mapping[str, Any]]) -> Derived:
     """The budget for all ranks. Raises SettingsError with what to do instead."""
-    if any(one["path"] is None for one in everybody.values()):
-        raise SettingsError([UNKNOWN_PATH])
-    costs = {rank: auto_budget.of_path(one["path"], one["score_limit_bytes"]) for rank, one in everybody.items()}
+    costs = {rank: _cost(one) for rank, one in everybody.items()}
     try:
         return auto_budget.derive(headrooms(everybody), costs)
     except NoHeadroomError as error:
         raise SettingsError([str(error)]) from error
+
+
+def _cost(one: Mapping[str, Any]) -> Coefficient:
+    if one["measured"] is not None:
+        return Coefficient(**one["measured"])
+    if one["path"] is None:
+        raise SettingsError([UNKNOWN_PATH])
+    return auto_budget.of_path(one["path"], one["score_limit_bytes"])

@@ -14,8 +14,10 @@ class CudaDevice:
     def __init__(self, index: int, scheduler: Any) -> None:
         self.index = index
         self.scheduler = scheduler
+        properties = torch.cuda.get_device_properties(index)
+        self.name = str(properties.name)
         # GPU memory is host memory there; CUDA's own "free" would count the page cache as taken.
-        self.is_integrated = bool(torch.cuda.get_device_properties(index).is_integrated)
+        self.is_integrated = bool(properties.is_integrated)
 
     def available_bytes(self) -> int:
         """MemAvailable on an integrated device, the driver's free memory on a discrete one."""

@@ -10,6 +10,7 @@ from typing import Any
 from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_schedule
 
 from dynchunk import journal, settings
+from dynchunk.patches import score_limits
 
 V4_RATIO = 4
 ENCODER_REPLAY_ROWS = 128  # DeepSeek-V4.1's sliding window: a first chunk must hold a replay of it and a page
@@ -62,6 +63,12 @@ def identity(scheduler: Any) -> dict[str, str]:
         "indexer": settings.current().indexer,
         "chunk size": str(scheduler.chunked_prefill_size),
     }
+
+
+def cost_identity(scheduler: Any) -> dict[str, str]:
+    """What the bytes of a row and key depend on, so that what was measured here counts here only."""
+    limit = score_limits.in_force_bytes()
+    return identity(scheduler) | {"score limit": "none" if limit is None else f"{limit:,} bytes"}
 
 
 def long_waiting(scheduler: Any) -> int:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dynchunk import in_force, journal, peak, prime_cache, settings
+from dynchunk import gpu_checked, in_force, journal, peak, prime_cache, settings
 from dynchunk.cache_release import GIB, CacheRelease
 from dynchunk.patches import cuda_memory, facts, forward_time, score_limits
 from dynchunk.patches.model_runner import Observer, Prefill, hook
@@ -35,12 +35,13 @@ def _for_memory(scheduler: Any, device: str) -> list[Observer]:
     configured = settings.current()
     cuda = cuda_memory.CudaMemory.of(scheduler) if device == "cuda" else None
     meter = peak.PeakMeter(cuda or peak.ProcessMemory(), configured.empty_cache_min_tokens)
-    in_force.meter = meter
+    in_force.meter, in_force.device = meter, cuda
     if cuda is None:
         for hook_name in ("cache_release", "prime_cache"):
             journal.record(hook_name, journal.NO_DEVICE, "no CUDA device")
         return [meter]
     cuda_memory.record_memory_fraction()
+    gpu_checked.record(cuda.name)
     remedy = prime_cache.resolve(
         configured, score_limit_bytes=score_limits.in_force_bytes() or 0, is_integrated=cuda.is_integrated
     )

@@ -77,6 +77,7 @@ def _install(scheduler: Any) -> None:
     scheduler.dynamic_chunk_sizer = BudgetSizer(scheduler.dynamic_chunk_sizer, lambda: in_force.cut()[0])
     journal.record("sizer", journal.APPLIED)
     _size_by_latency(scheduler, resolved)
+    in_force.belongs_to = facts.cost_identity(scheduler)
     observers.install(scheduler)
     if facts.speaks_for_all(scheduler) and in_force.meter is not None:
         at_start = budget_at_start.headrooms(everybody)

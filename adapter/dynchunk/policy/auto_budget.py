@@ -104,16 +104,28 @@ def of_fit(fit: Fit, source: str) -> Coefficient | None:
     return Coefficient(ceil(fit.bytes_per_pair * 1000), fit.base_bytes, source)
 
 
-def of_report(report: Mapping[str, Any], *, host: str, settings: Mapping[str, Any]) -> Coefficient | None:
-    """The coefficient that an earlier run measured; None unless host and settings are the same and it was trusted.
+def of_report(report: Any, here: Mapping[str, str]) -> Coefficient:
+    """The coefficient that an earlier run measured. Raises ValueError with the reason where it does not count here.
 
-    report: {"host", "settings", "coefficient": Fit.state()} as plain JSON values.
+    report: a memguard report, {"coefficient": Fit.state() and "belongs_to"} among others, as plain JSON values. here:
+    what the figures of this engine belong to.
     """
-    measured = report.get("coefficient", {})
-    if report.get("host") != host or report.get("settings") != dict(settings) or measured.get("kind") != LINE:
-        return None
-    fit = Fit(LINE, 0, 0, bytes_per_pair=float(measured["bytes_per_pair"]), base_bytes=int(measured["base_bytes"]))
-    return of_fit(fit, "measured by an earlier run on this host with these settings")
+    try:
+        measured = report["coefficient"]
+        kind, there = measured["kind"], measured["belongs_to"]
+        each, base_bytes = float(measured["bytes_per_pair"]), int(measured["base_bytes"])
+        differs = [
+            f"{name} is {mine!r} here and {there.get(name)!r} there"
+            for name, mine in here.items()
+            if there.get(name) != mine
+        ]
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"it holds no measured coefficient ({error!r})") from None
+    if differs:
+        raise ValueError(f"it is of another engine: {differs[0]}")
+    if kind != LINE or not 0 < each < LARGEST:
+        raise ValueError(f"what it measured follows no line ({kind})")
+    return Coefficient(ceil(each * 1000), max(0, base_bytes), "measured by an earlier run on this engine and device")
 
 
 def derive(headrooms: Mapping[str, int], coefficients: Mapping[str, Coefficient]) -> Derived:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -120,17 +122,39 @@ def test_no_advice_without_need() -> None:
     assert advice(201_000_000, {"tp0": int(3.2 * GIB)}, measured(2.0, kind=STEPS)) is None
 
 
-def test_an_earlier_report_counts_for_the_same_host_and_settings_only() -> None:
-    """Another host, other settings, or a step function: the table is used instead."""
-    settings = {"DYNCHUNK_INDEXER_SCORE_MIB": 256}
-    report = {"host": "a", "settings": settings, "coefficient": measured(12.0009, 7).state()}
-    found = auto_budget.of_report(report, host="a", settings=settings)
-    assert found == Coefficient(12_001, 7, "measured by an earlier run on this host with these settings")
-    assert auto_budget.of_report(report, host="b", settings=settings) is None
-    assert auto_budget.of_report(report, host="a", settings={}) is None
-    assert auto_budget.of_report({}, host="a", settings=settings) is None
-    steps = report | {"coefficient": measured(12.0, kind=STEPS).state()}
-    assert auto_budget.of_report(steps, host="a", settings=settings) is None
+HERE = {"engine": "0.5.23", "model": "/m", "score limit": "268,435,456 bytes"}
+
+
+def test_an_earlier_report_counts_on_the_same_engine() -> None:
+    """Rounded up to a thousandth of a byte."""
+    report = {"coefficient": measured(12.0009, 7).state() | {"belongs_to": HERE}}
+    found = auto_budget.of_report(report, HERE)
+    assert found == Coefficient(12_001, 7, "measured by an earlier run on this engine and device")
+
+
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        (
+            {"coefficient": measured(12.0).state() | {"belongs_to": HERE | {"engine": "0.5.22"}}},
+            "engine is '0.5.23' here",
+        ),
+        ({"coefficient": measured(12.0).state() | {"belongs_to": {}}}, "of another engine"),
+        ({"coefficient": measured(12.0).state()}, "no measured coefficient"),
+        ({"coefficient": None}, "no measured coefficient"),
+        ({}, "no measured coefficient"),
+        ([], "no measured coefficient"),
+        ({"coefficient": measured(12.0, kind=STEPS).state() | {"belongs_to": HERE}}, "no line (steps)"),
+        (
+            {"coefficient": measured(12.0).state() | {"belongs_to": HERE, "bytes_per_pair": float("nan")}},
+            "follows no line",
+        ),
+    ],
+)
+def test_a_report_that_does_not_count_says_why(report: Any, reason: str) -> None:
+    """Another engine, no measurement, a step function: the table is used instead."""
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        auto_budget.of_report(report, HERE)
 
 
 @pytest.mark.parametrize("name", sorted(PATHS))

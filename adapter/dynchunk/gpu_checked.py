@@ -1,0 +1,29 @@
+"""Whether scripts/verify/gpu_check.py has passed on this kind of GPU.
+
+What no CPU can show (the allocator's behaviour, event timing, the selection's kernels) is a model or a contract until
+then, and the journal says so. The check's reports lie in logs/ beside the adapter.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dynchunk import journal
+
+HOOK = "gpu_check"
+LOGS = Path(__file__).resolve().parents[2] / "logs"
+
+
+def record(device: str, logs: Path = LOGS) -> None:
+    """Note whether a check of `device` (its name, as the driver gives it) has passed."""
+    for path in sorted(logs.glob("gpu-check-*/gpu-check.json"), reverse=True):
+        try:
+            report = json.loads(path.read_text(encoding="utf-8"))
+            counts = report["device"] == device and report["passed"] is True and report["self_test"] is False
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if counts:
+            journal.record(HOOK, journal.VERIFIED, f"{device}: {path}")
+            return
+    journal.record(HOOK, journal.UNVERIFIED, f"{device}; python -m scripts.verify.gpu_check looks, in ten minutes")

@@ -9,6 +9,7 @@ tokens one at a time, then four of 8k at once. Prints a table; chunks.png shows 
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import time
 from collections import defaultdict
@@ -114,7 +115,8 @@ def main(
     repeats: Annotated[int, typer.Option(help="Prompts of each length in a round.")] = 2,
 ) -> None:
     """Measure all arms and write pipeline_ttft.md and chunks.png."""
-    CACHE.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(CACHE, ignore_errors=True)  # traces of an earlier run would be read as this one's
+    CACHE.mkdir(parents=True)
     model_file = CACHE / "model.json"
     learned = learn(model_file)
     seconds: dict[str, dict[str, list[float]]] = {arm.name: defaultdict(list) for arm in ARMS}

@@ -10,6 +10,9 @@ import os
 import statistics
 import sys
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from scripts.provenance import provenance
 
@@ -31,7 +34,7 @@ def cpu_ms(environ: dict[str, str]) -> float:
     return (usage.ru_utime + usage.ru_stime) * 1000
 
 
-def main(runs: int) -> None:
+def main(runs: Annotated[int, typer.Argument(help="Processes started of each kind.")] = 60) -> None:
     """Print one row an arm, and the median of the paired differences."""
     taken: dict[str, list[float]] = {name: [] for name in ARMS}
     for turn in range(runs + 2):
@@ -50,4 +53,4 @@ def main(runs: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 60)
+    typer.run(main)

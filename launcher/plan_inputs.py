@@ -209,16 +209,18 @@ def _cost(flags: Flags, settings: Settings, problems: list[str]) -> tuple[paths.
         if 0 < flags.bytes_each < 10**6:
             return paths.Cost(ceil(flags.bytes_each * paths.MILLI), None, "given with --bytes"), 0
         problems.append(f"--bytes {flags.bytes_each:g}: not bytes for a row and key, 12.5 for instance")
-    elif flags.report is not None:
+    elif flags.report is not None or (settings.report is not None and not flags.path):
+        file = flags.report or Path(str(settings.report))
+        name = f"--report {file}" if flags.report else f"DYNCHUNK_REPORT={file}"
         try:
-            measured = json.loads(flags.report.read_text(encoding="utf-8"))["coefficient"]
+            measured = json.loads(file.read_text(encoding="utf-8"))["coefficient"]
             if measured["kind"] != LINE:
-                problems.append(f"--report {flags.report}: what it measured follows no line ({measured['kind']})")
+                problems.append(f"{name}: what it measured follows no line ({measured['kind']})")
                 return None, 0
             each, base = ceil(float(measured["bytes_per_pair"]) * paths.MILLI), int(measured["base_bytes"])
-            return paths.Cost(each, None, f"measured: {flags.report}"), base
+            return paths.Cost(each, None, f"measured: {file}"), base
         except (OSError, ValueError, KeyError, TypeError) as error:
-            problems.append(f"--report {flags.report}: no measured coefficient in it ({error!r})")
+            problems.append(f"{name}: no measured coefficient in it ({error!r})")
     elif flags.path in paths.PATHS:
         limit = settings.indexer_score_mib
         return paths.of_path(flags.path, limit * MIB if isinstance(limit, int) else PLAIN_LIMIT_BYTES), 0

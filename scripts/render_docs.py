@@ -15,7 +15,11 @@ from dynchunk.settings import PREFIX, Settings, knob_fields, shown_default
 from launcher.environment import Launch
 
 ROOT = Path(__file__).resolve().parent.parent
-LOGS = ROOT / "logs" / "bench-2026-11-29"
+# What a bench printed last, by its part of the README.
+BENCHES = {
+    "interleave": ROOT / "logs" / "bench-2026-11-29" / "interleave.md",
+    "pipeline": ROOT / "logs" / "bench-2026-11-30" / "pipeline_ttft.md",
+}
 GROUPS = ((Settings, PREFIX, "DynChunk"), (Launch, "", "The engine (`./dynchunk serve` turns these into its flags)"))
 # What the Compose files read beside the settings: name, default, meaning. `./dynchunk` hands it on to the engine.
 SURROUNDINGS = (
@@ -70,9 +74,9 @@ def settings_tables() -> str:
     return "\n\n".join(parts)
 
 
-def interleave() -> str:
-    """What scripts/bench/interleave.py printed last: its table, and where it comes from."""
-    provenance, _, rest = (LOGS / "interleave.md").read_text(encoding="utf-8").partition("\n")
+def bench(name: str) -> str:
+    """What a bench printed: its table, and where it comes from."""
+    provenance, _, rest = BENCHES[name].read_text(encoding="utf-8").partition("\n")
     return f"{rest.strip()}\n\n({provenance})"
 
 
@@ -101,7 +105,8 @@ def _default(f: Any) -> str:
 
 def _targets() -> dict[Path, str]:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for name, text in {"ladder": ladder(), "interleave": interleave(), "settings": settings_tables()}.items():
+    parts = {"ladder": ladder(), "settings": settings_tables()} | {name: bench(name) for name in BENCHES}
+    for name, text in parts.items():
         start, end = f"<!-- {name}: start -->", f"<!-- {name}: end -->"
         head, _, rest = readme.partition(start)
         _, found, tail = rest.partition(end)

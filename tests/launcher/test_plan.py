@@ -170,6 +170,9 @@ def test_memory_measured(tmp_path: Path) -> None:
     fit = {"kind": "line", "bytes_per_pair": 10.0, "base_bytes": 1000}
     report.write_text(json.dumps({"coefficient": fit}))
     assert planned(*words, "--report", str(report))["chunks"][0]["transient_bytes"] == 10 * 2048 * 2048 + 1000
+    found = planned("--prompt", "2048", DYNCHUNK_REPORT=str(report))
+    assert found["chunks"][0]["transient_bytes"] == 10 * 2048 * 2048 + 1000
+    assert planned(*words, DYNCHUNK_REPORT=str(report))["chunks"][0]["transient_bytes"] == 2048 * 2048
     report.write_text(json.dumps({"coefficient": fit | {"kind": "steps"}}))
     assert "follows no line (steps)" in run("--report", str(report)).stderr
     assert "no measured coefficient" in run("--report", str(tmp_path / "none.json")).stderr

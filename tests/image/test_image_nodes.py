@@ -1,0 +1,121 @@
+"""Two hosts that serve one model, as two containers on loopback: one is killed in the middle of a prefill."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts import reference
+from tests.image import harness
+
+pytestmark = [pytest.mark.image, pytest.mark.timeout(480)]
+
+FILES = (
+    "compose.yaml",
+    "compose.node.yaml",
+    *(str(harness.HERE / f"compose.{name}.yaml") for name in ("test", "nodes")),
+)
+WATCHDOG_S = 30
+START_S = 240
+# The client's arguments hold no more than 128 KiB.
+PROMPT = [10 + n % 89 for n in range(24_000)]
+
+
+class Hosts:
+    """The containers of both hosts, each a Compose project of its own, as on machines of their own."""
+
+    def __init__(self, engine: harness.Engine, projects: list[harness.Project], url: str) -> None:
+        self.engine = engine
+        self.projects = projects
+        self.url = url
+
+    def compose(self, host: int, *arguments: str, check: bool = True) -> harness.Finished:
+        return self.projects[host].compose(*arguments, files=FILES, check=check, timeout_s=START_S)
+
+    def up(self, host: int) -> None:
+        self.compose(host, "up", "--detach", "server")
+
+    def wait_until_serving(self) -> None:
+        def serving() -> bool:
+            return all(self.state(host) == "healthy" for host in range(len(self.projects)))
+
+        assert harness.wait_until(serving, START_S), "\n".join(self.log(n)[-4000:] for n in range(len(self.projects)))
+
+    def state(self, host: int) -> str:
+        """`healthy` or another state of health while it runs, else `exited`."""
+        name = self.compose(host, "ps", "--all", "--quiet", "server").stdout.strip()
+        form = "{{if .State.Running}}{{.State.Health.Status}}{{else}}exited{{end}}"
+        return self.engine.run("inspect", "--format", form, name).stdout.strip()
+
+    def log(self, host: int) -> str:
+        return self.compose(host, "logs", "--no-color", "server").stdout
+
+    def ask(self, prompt: list[int], tokens: int) -> int:
+        """Tokens of an answer."""
+        sampling = {"max_new_tokens": tokens, "temperature": 0}
+        answer = self.engine.http(f"{self.url}/generate", {"input_ids": prompt, "sampling_params": sampling}, 300)
+        return int(answer["meta_info"]["completion_tokens"])
+
+
+@pytest.fixture
+def hosts(engine: harness.Engine, image: str, files: Path, programs: Path) -> Iterator[Hosts]:
+    """Both hosts, serving."""
+    port = harness.free_port()
+    shared = {
+        "NNODES": "2",
+        "TP_SIZE": "2",
+        "DIST_INIT_ADDR": f"127.0.0.1:{harness.free_port()}",
+        "CHUNKED_PREFILL_SIZE": "256",
+        "CONTEXT_LENGTH": "30000",
+        "TEST_IMAGE": image,
+        "TEST_ENVIRONMENT": sys.prefix,
+        "TEST_MODEL": str(reference.make_model()),
+        "TEST_WATCHDOG_S": str(WATCHDOG_S),
+    }
+    projects = []
+    for rank in range(2):
+        own = {"COMPOSE_PROJECT_NAME": f"dynchunk-node{rank}-{os.getpid()}", "NODE_RANK": str(rank)}
+        # Hosts of their own could listen on the same port.
+        own["PORT"] = str(port + rank)
+        projects.append(harness.Project(files, programs / "docker-compose", engine, **shared, **own))
+    both = Hosts(engine, projects, f"http://127.0.0.1:{port}")
+    try:
+        for rank in range(2):
+            both.up(rank)
+        both.wait_until_serving()
+        yield both
+    finally:
+        for rank in range(2):
+            both.compose(rank, "down", "--volumes", "--timeout", "5", check=False)
+
+
+def test_a_host_that_dies_in_a_prefill_is_reported_and_a_restart_recovers(hosts: Hosts) -> None:
+    """The other host ends with an error within the watchdog's time, its client is told; both serve after a restart."""
+    assert hosts.ask(PROMPT[:2000], 4) == 4
+    assert "2 ranks run under the same settings" in hosts.log(0)
+    failures: list[BaseException] = []
+
+    def long_prompt() -> None:
+        try:
+            hosts.ask(PROMPT, 1)
+        except AssertionError as error:
+            failures.append(error)
+
+    client = threading.Thread(target=long_prompt)
+    before = hosts.log(0).count("Prefill batch")
+    client.start()
+    assert harness.wait_until(lambda: hosts.log(0).count("Prefill batch") >= before + 5, 60), hosts.log(0)[-3000:]
+    hosts.compose(1, "kill", "server")
+    assert harness.wait_until(lambda: hosts.state(0) == "exited", WATCHDOG_S), "the other host has not noticed"
+    assert "Connection reset by peer" in hosts.log(0)
+    client.join(60)
+    assert len(failures) == 1, "the client was not told"
+    for rank in range(2):
+        hosts.up(rank)
+    hosts.wait_until_serving()
+    assert hosts.ask(PROMPT, 4) == 4

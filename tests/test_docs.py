@@ -43,11 +43,19 @@ def env_example_names() -> list[str]:
     return [line[1:].rstrip("=") for line in lines if re.fullmatch(r"#[A-Z_]+=", line)]
 
 
-@pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"])
+DOCUMENTS = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ("*.md", "docs/*.md", "docker-images/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
 def test_files_that_documents_name_exist(document: str) -> None:
     """A path in backticks or in a link points at something in the checkout."""
     text = (ROOT / document).read_text()
-    named = set(re.findall(r"\]\(([\w./-]+)\)", text))
-    named |= set(re.findall(r"`(\.?/?(?:scripts|adapter|launcher|tests|docker-images|requirements)/[\w./-]*)`", text))
+    for name in set(re.findall(r"\]\(([\w./-]+)\)", text)):
+        assert (ROOT / document).parent.joinpath(name).exists(), f"{document} links to {name}"
+    named = set(re.findall(r"`(\.?/?(?:scripts|adapter|launcher|tests|docker-images|requirements)/[\w./-]*)`", text))
     for name in named:
         assert (ROOT / name).exists(), f"{document} names {name}"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dynchunk import in_force, journal
 from dynchunk.peak import PeakMeter
 from dynchunk.policy import auto_budget
+from dynchunk.policy.budget import own_rows
 
 
 class BudgetAdvice:
@@ -22,14 +23,15 @@ class BudgetAdvice:
 
     def when_idle(self) -> None:
         """Called over and over while nothing runs; works once for each prefill that was measured."""
-        if self.meter.measured == self._seen or in_force.limits is None:
+        limits = in_force.limits
+        if self.meter.measured == self._seen or limits is None:
             return
         self._seen = self.meter.measured
-        found = auto_budget.advice(in_force.limits.budget, self.at_start, self.meter.fit())
+        found = auto_budget.advice(limits.budget, self.at_start, self.meter.fit(), own_rows(limits))
         if found is None:
             return
         # To two digits: the same advice on the same budget is not repeated for every few bytes.
-        advice = f"{found.budget:.1e}", in_force.limits.budget
+        advice = f"{found.budget:.1e}", limits.budget
         if advice == self._said:
             return
         self._said = advice

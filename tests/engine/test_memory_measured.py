@@ -85,7 +85,7 @@ def test_a_report_of_another_engine_is_said_and_not_used(tmp_path: Path, monkeyp
     assert found is not None
     assert found["millibytes"] == 12_500
     everybody = {"pp0tp0": {"headroom_bytes": 10**10, "host": None, "path": None, "score_limit_bytes": 0}}
-    derived = budget_at_start.derive({"pp0tp0": everybody["pp0tp0"] | {"measured": found}})
+    derived = budget_at_start.derive({"pp0tp0": everybody["pp0tp0"] | {"measured": found}}, 0)
     assert derived.budget == 680_000_000
 
 
@@ -93,7 +93,6 @@ def test_auto_is_refused_where_the_cost_is_not_known() -> None:
     from dynchunk.patches.budget_at_start import derive
     from dynchunk.settings import SettingsError
 
+    one = {"headroom_bytes": 10**10, "host": None, "path": None, "score_limit_bytes": 0, "measured": None}
     with pytest.raises(SettingsError, match=r"set a number such as 2\.0e8"):
-        derive(
-            {"pp0tp0": {"headroom_bytes": 10**10, "host": None, "path": None, "score_limit_bytes": 0, "measured": None}}
-        )
+        derive({"pp0tp0": one}, 0)

@@ -66,11 +66,14 @@ def headrooms(everybody: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     return {rank: one["headroom_bytes"] // max(1, sharing[one["host"]]) for rank, one in everybody.items()}
 
 
-def derive(everybody: Mapping[str, Mapping[str, Any]]) -> Derived:
-    """The budget for all ranks. Raises SettingsError with what to do instead."""
+def derive(everybody: Mapping[str, Mapping[str, Any]], own_rows: int) -> Derived:
+    """The budget for all ranks. own_rows: token^2 that a chunk's rows add to it.
+
+    Raises SettingsError with what to do instead.
+    """
     costs = {rank: _cost(one) for rank, one in everybody.items()}
     try:
-        return auto_budget.derive(headrooms(everybody), costs)
+        return auto_budget.derive(headrooms(everybody), costs, own_rows)
     except NoHeadroomError as error:
         raise SettingsError([str(error)]) from error
 

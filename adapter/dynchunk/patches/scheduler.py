@@ -17,6 +17,7 @@ from dynchunk.latency_sizing import LatencySizing
 from dynchunk.model_file import ModelFile
 from dynchunk.patches import budget_at_start, contracts, facts, look_on, observers, score_limits, turns
 from dynchunk.policy import calibration, latency
+from dynchunk.policy.budget import own_rows
 from dynchunk.settings import SettingsError
 from dynchunk.sizer import BudgetSizer
 
@@ -63,7 +64,7 @@ def _install(scheduler: Any) -> None:
         resolved = _resolve(scheduler)
         everybody = _agree(rank, resolved, budget_at_start.report(scheduler))
         if settings.current().budget == "auto":
-            derived = budget_at_start.derive(everybody)
+            derived = budget_at_start.derive(everybody, own_rows(resolved.limits))
             resolved = _resolve(scheduler, derived.budget)
             journal.record("budget", journal.APPLIED, f"auto: {derived.text}")
     except (SettingsError, DisagreementError, ContractError) as error:

@@ -128,38 +128,42 @@ def of_report(report: Any, here: Mapping[str, str]) -> Coefficient:
     return Coefficient(ceil(each * 1000), max(0, base_bytes), "measured by an earlier run on this engine and device")
 
 
-def derive(headrooms: Mapping[str, int], coefficients: Mapping[str, Coefficient]) -> Derived:
+def derive(headrooms: Mapping[str, int], coefficients: Mapping[str, Coefficient], own_rows: int = 0) -> Derived:
     """One budget for all ranks. headrooms: bytes by rank; coefficients: by rank, usually the same one.
 
+    own_rows: token^2 by which rows x keys can exceed the budget (policy/budget.own_rows). They take memory as well.
     Raises NoHeadroomError with the numbers and what to do.
     """
     rank, headroom = min(headrooms.items(), key=lambda item: (item[1], item[0]))
     c = max(coefficients.values(), key=lambda found: (found.millibytes, found.base_bytes, found.source))
     usable = headroom * (100 - MARGIN_PERCENT) // 100 - c.base_bytes
-    budget = min(LARGEST, max(0, usable) * 1000 // max(1, c.millibytes) // QUANTUM * QUANTUM)
+    pairs = max(0, usable) * 1000 // max(1, c.millibytes)
+    budget = min(LARGEST, max(0, pairs - own_rows) // QUANTUM * QUANTUM)
+    rows = f" less {own_rows:,} of a chunk's own rows" if own_rows else ""
     of_all = f", the least of {len(headrooms)} ranks" if len(headrooms) > 1 else ""
     text = (
         f"({headroom:,} bytes free on {rank}{of_all}, less {MARGIN_PERCENT} %, less {c.base_bytes:,}) / "
-        f"{c.millibytes / 1000:g} B = {budget:,} token^2 ({c.source})"
+        f"{c.millibytes / 1000:g} B{rows} = {budget:,} token^2 ({c.source})"
     )
     if budget < QUANTUM:
         raise NoHeadroomError(
-            f"DYNCHUNK_BUDGET=auto: {text}: nothing is left for a chunk; lower MEM_FRACTION_STATIC or "
-            "DYNCHUNK_INDEXER_SCORE_MIB, or set a budget"
+            f"DYNCHUNK_BUDGET=auto: {text}: nothing is left for a chunk; lower CHUNKED_PREFILL_SIZE, "
+            "MEM_FRACTION_STATIC or DYNCHUNK_INDEXER_SCORE_MIB, or set a budget"
         )
     return Derived(budget, text)
 
 
-def advice(in_force: int, at_start: Mapping[str, int], measured: Fit) -> Derived | None:
+def advice(in_force: int, at_start: Mapping[str, int], measured: Fit, own_rows: int = 0) -> Derived | None:
     """The budget that measured forwards call for, from the headroom at start; None where it is about the one in force.
 
+    own_rows: as for `derive`.
     `text` is for the log. A raise is for the entry rank to post to all ranks; this decides nothing by itself.
     """
     c = of_fit(measured, measured.in_words())
     if c is None:
         return None
     try:
-        better = derive(at_start, {"measured": c})
+        better = derive(at_start, {"measured": c}, own_rows)
     except NoHeadroomError as error:
         return Derived(QUANTUM, str(error))
     if abs(better.budget - in_force) * 100 < CHANGE_WORTH_A_WORD_PERCENT * in_force:

@@ -63,6 +63,11 @@ def last_prefix_within(limits: Budget) -> int:
     return longest - limits.chunk_min if limits.rule == SEQUENCE else longest
 
 
+def own_rows(limits: Budget) -> int:
+    """token^2 by which rows x (prefix + rows) can exceed the budget: at most T^2 of the largest chunk, prefix rule."""
+    return 0 if limits.rule == SEQUENCE else limits.chunk_max**2
+
+
 def worst_overshoot(limits: Budget) -> Fraction:
     """How far rows x (prefix + rows) can exceed the budget under the prefix rule, floor left out, as a share of it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from dynchunk.policy import auto_budget
 from dynchunk.policy.auto_budget import PATHS, Coefficient, NoHeadroomError, advice, derive, headroom_bytes, of_path
+from dynchunk.policy.budget import Budget, chunk_tokens, own_rows
 from dynchunk.policy.coefficient import LINE, STEPS, Fit
 
 GIB = 1 << 30
@@ -78,6 +80,25 @@ def test_more_memory_never_means_a_smaller_budget(headroom: int, more: int, mill
     budget = derive({"r": headroom}, {"r": c}).budget
     assert derive({"r": headroom + more}, {"r": c}).budget >= budget
     assert derive({"r": headroom}, {"r": dearer}).budget <= budget
+
+
+@given(
+    st.integers(8 * GIB, 200 * GIB),
+    st.sampled_from([1024, 2048, 8192, 16_384]),
+    st.sampled_from(["prefix", "sequence"]),
+)
+def test_a_chunks_own_rows_fit_too(headroom: int, largest: int, rule: str) -> None:
+    """Under the prefix rule the worst chunk sees budget / T tokens and its own T: that fits into 85 % as well."""
+    limits = Budget(1, rule, 64, 64, largest)
+    try:
+        derived = derive({"r": headroom}, {"r": Coefficient(24_000, 0, "")}, own_rows(limits))
+    except NoHeadroomError:
+        assert headroom * 85 // 100 < 24 * (largest**2 + 1_000_000)
+        return
+    limits = replace(limits, budget=derived.budget)
+    for prefix in (0, derived.budget // largest, derived.budget // 1024, derived.budget // 512):
+        rows = chunk_tokens(limits, prefix)
+        assert rows == 64 or rows * (prefix + rows) * 24 <= headroom * 85 // 100
 
 
 def test_no_headroom_is_refused_with_the_numbers() -> None:

@@ -12,6 +12,7 @@ from dynchunk.policy.auto_budget import MARGIN_PERCENT
 from dynchunk.policy.cutting import Choice, Rules
 from dynchunk.policy.ladder import Chunk, chunks, fixed, fixed_with_peak, floor_exceeds_from, largest_budget, peak
 from dynchunk.policy.latency import CEILING, EQUAL, PIPELINE, Model
+from launcher import plan_reserve
 from launcher.plan_inputs import Inputs
 
 NO_MODEL = Model(1, 0, 0, 0)  # stands where none is asked: without a ceiling nothing is timed
@@ -41,7 +42,7 @@ class Fixed:
 
 @dataclass(frozen=True)
 class Plan:
-    """One prompt, cut. bytes_of, ms_of: of each chunk, None where they are not known."""
+    """One prompt, cut. bytes_of, ms_of: of each chunk, None where they are not known. reserved: see plan_reserve."""
 
     prompt: int
     cached: int
@@ -53,6 +54,7 @@ class Plan:
     floor_exceeds_budget_from: int | None
     fixed: Fixed
     choice: Choice
+    reserved: dict[str, int]
 
     @property
     def peak_bytes(self) -> int | None:
@@ -100,6 +102,7 @@ def plan(inputs: Inputs, prompt: int) -> Plan:
         floor_exceeds_from(rules, cut),
         Fixed(same_peak, len(others), _total(other_times), _makespan(other_times, inputs.stages)),
         choice,
+        plan_reserve.reserved(inputs.cost, inputs.score_limit_bytes, cut, inputs.remedies) if inputs.cost else {},
     )
 
 
@@ -186,6 +189,7 @@ def as_data(inputs: Inputs, planned: Plan) -> dict[str, Any]:
         ],
         "bands": [vars(band) for band in planned.bands()],
         "peak_transient_bytes": planned.peak_bytes,
+        "reserved_bytes": planned.reserved,
         "total_ms": planned.total_ms,
         "makespan_ms": planned.makespan_ms,
         "floor_exceeds_budget_from": planned.floor_exceeds_budget_from,

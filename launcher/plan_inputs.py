@@ -15,7 +15,7 @@ from dynchunk.policy.coefficient import LINE
 from dynchunk.policy.latency import EQUAL, OFF, Mode, Model
 from dynchunk.policy.score_budget import MIB, PLAIN_LIMIT_BYTES
 from dynchunk.settings import Settings, SettingsError, whole
-from launcher import environment
+from launcher import environment, plan_reserve
 
 GIB = 1 << 30
 COEFFICIENTS = ("a", "b", "c", "gamma")
@@ -53,6 +53,7 @@ class Inputs:
     """What a plan is worked out from. Tokens; rates are (chunk, tokens/s) by size.
 
     cost: what a row and key holds, None where it is not known. base_bytes: held however small the chunk.
+    score_limit_bytes: of the score buffers, where the path keeps one. remedies: see plan_reserve.
     """
 
     resolved: effective.Effective
@@ -68,6 +69,8 @@ class Inputs:
     rates: list[tuple[int, float]] = field(default_factory=list)
     cost: paths.Cost | None = None
     base_bytes: int = 0
+    score_limit_bytes: int = 0
+    remedies: dict[str, plan_reserve.Remedy] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -141,6 +144,8 @@ def read(flags: Flags, environ: Mapping[str, str]) -> Inputs:
         rates,
         cost,
         base_bytes,
+        _score_limit_bytes(settings),
+        plan_reserve.remedies(settings, _score_limit_bytes(settings) if cost and cost.bound_bytes else 0),
         [*notes, *resolved.notes],
     )
 
@@ -203,6 +208,12 @@ def _rates(text: str, problems: list[str]) -> list[tuple[int, float]]:
     return sorted(rates)
 
 
+def _score_limit_bytes(settings: Settings) -> int:
+    """DYNCHUNK_INDEXER_SCORE_MIB; what `auto` comes to at the least, because the GPU is not known."""
+    limit = settings.indexer_score_mib
+    return limit * MIB if isinstance(limit, int) else PLAIN_LIMIT_BYTES
+
+
 def _cost(flags: Flags, settings: Settings, problems: list[str]) -> tuple[paths.Cost | None, int]:
     """What a row and key holds, and what is held beside it: measured where there is a measurement, else of the path."""
     if flags.bytes_each is not None:
@@ -222,8 +233,7 @@ def _cost(flags: Flags, settings: Settings, problems: list[str]) -> tuple[paths.
         except (OSError, ValueError, KeyError, TypeError) as error:
             problems.append(f"{name}: no measured coefficient in it ({error!r})")
     elif flags.path in paths.PATHS:
-        limit = settings.indexer_score_mib
-        return paths.of_path(flags.path, limit * MIB if isinstance(limit, int) else PLAIN_LIMIT_BYTES), 0
+        return paths.of_path(flags.path, _score_limit_bytes(settings)), 0
     elif flags.path:
         problems.append(f"--path {flags.path}: no such path; accepted: {', '.join(paths.PATHS)}")
     return None, 0

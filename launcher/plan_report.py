@@ -13,6 +13,7 @@ from dynchunk.policy.latency import EQUAL, PIPELINE
 from launcher import tables
 from launcher.plan import Band, Plan, usable_bytes
 from launcher.plan_inputs import GIB, Inputs
+from launcher.plan_reserve import HOST_MEMORY, OWN_MEMORY, WITHOUT
 
 MOST_ROWS = 24
 
@@ -76,6 +77,7 @@ def _memory(inputs: Inputs, planned: Plan, headroom_bytes: int | None) -> list[s
         lines.append(f"  without the limit on its scores {uncut / GIB:.2f} GiB")
     elif inputs.cost.parts:
         lines.append("  of it " + ", ".join(_parts(inputs.cost, top)))
+    lines.append(_reserved(inputs, planned))
     if headroom_bytes is not None:
         usable = usable_bytes(headroom_bytes)
         verdict = "fits into" if held <= usable else "will not fit into"
@@ -84,6 +86,19 @@ def _memory(inputs: Inputs, planned: Plan, headroom_bytes: int | None) -> list[s
             f"{MARGIN_PERCENT} % are left for the allocator and others"
         )
     return lines
+
+
+def _reserved(inputs: Inputs, planned: Plan) -> str:
+    """What the allocator keeps, where it keeps different amounts."""
+    words = [
+        f"{planned.reserved[name] / GIB:.2f} GiB {where} ({inputs.remedies[name].words})"
+        for name, where in ((HOST_MEMORY, "where GPU memory is host memory"), (OWN_MEMORY, "on another GPU"))
+    ]
+    without = planned.reserved[WITHOUT] / GIB
+    return (
+        f"  reserved for it, in a model of torch's allocator with nothing else in it: {', '.join(words)}; "
+        f"without a remedy {without:,.2f} GiB, or all there is"
+    )
 
 
 def _parts(cost: paths.Cost, top: Chunk) -> list[str]:

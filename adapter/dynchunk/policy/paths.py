@@ -24,6 +24,7 @@ class Part(NamedTuple):
 
 # The dense scoring of DeepSeek-V4.1 before the engine cut it into tiles (development builds of September 2026).
 DENSE_V41 = "v41-dense"
+SCORES = Part("scores", 4)
 DENSE_PARTS = (Part("logits", 4), Part("mask", 1), Part("its second copy", 1))
 PATHS = {
     DENSE_V41: Path(6_000, None, "fp32 scores and two bool masks of the dense V4.1 path; 6.03 B measured on a CPU"),

@@ -15,15 +15,22 @@ HOOK = "gpu_check"
 LOGS = Path(__file__).resolve().parents[2] / "logs"
 
 
-def record(device: str, logs: Path = LOGS) -> None:
-    """Note whether a check of `device` (its name, as the driver gives it) has passed."""
+def report_of(device: str, logs: Path = LOGS) -> Path | None:
+    """The newest report of a check that passed on `device` (its name, as the driver gives it)."""
     for path in sorted(logs.glob("gpu-check-*/gpu-check.json"), reverse=True):
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
-            counts = report["device"] == device and report["passed"] is True and report["self_test"] is False
+            if report["device"] == device and report["passed"] is True and report["self_test"] is False:
+                return path
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        if counts:
-            journal.record(HOOK, journal.VERIFIED, f"{device}: {path}")
-            return
-    journal.record(HOOK, journal.UNVERIFIED, f"{device}; python -m scripts.verify.gpu_check looks, in ten minutes")
+    return None
+
+
+def record(device: str, logs: Path = LOGS) -> None:
+    """Note whether a check of `device` has passed."""
+    report = report_of(device, logs)
+    if report is None:
+        journal.record(HOOK, journal.UNVERIFIED, f"{device}; python -m scripts.verify.gpu_check looks, in ten minutes")
+    else:
+        journal.record(HOOK, journal.VERIFIED, f"{device}: {report}")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dynchunk.prime_cache import PrimeCache
 
 limits: Budget | None = None
+# Whether an operator has changed the budget while the engine serves.
+set_by_operator = False
 # Cause -> tokens, for every floor this engine has; DYNCHUNK_CHUNK_MIN is one of them.
 floors: dict[str, int] = {}
 # What the engine aligns cuts to; asked late, because the engine sets it after the sizer.
@@ -46,6 +48,8 @@ device: Device | None = None
 prefills: PrefillLog | None = None
 # Who wants to know how long each prefill took (patches/model_runner.Prefill, ms); filled before the hook is installed.
 listeners: list[Callable[[Any, float], None]] = []
+# Who wants to know that one who looks on was taken out, by its name.
+when_broken: list[Callable[[str], None]] = []
 # What is left to do when the engine has nothing to run; called over and over then.
 when_idle: list[Callable[[], None]] = []
 # The long request that is out of sight for one pass, which belongs to waiting requests (patches/turns.py).
@@ -73,6 +77,13 @@ def degrade(reason: str) -> None:
         # this takes the others along at one step.
         outbox.post("degrade", reason)
         journal.record("budget", journal.REFUSED, f"the engine's own chunk sizes count from now on: {reason}")
+
+
+def broke(name: str, error: Exception) -> None:
+    """One who looked on at forwards has been taken out."""
+    journal.record(name, journal.REFUSED, f"broken, and off from now on: {error!r}")
+    for tell in when_broken:
+        tell(name)
 
 
 def cut() -> tuple[Cut, str]:

@@ -11,6 +11,7 @@ from dynchunk.policy import calibration
 from dynchunk.policy.learner import MOST_REQUESTS_WITHOUT_ENOUGH, Learner
 
 KIND = "latency"
+TIMING = "forward timing"
 
 
 class Prefill(Protocol):
@@ -81,6 +82,11 @@ class Learning:
             self.kept.forget()
         if model is not None and self.learner.fit is not None and self.kept is not None:
             self.kept.save(model)
+
+    def broke(self, name: str) -> None:
+        """One who looks on was taken out. Without the times of chunks no model will ever stand."""
+        if name in (TIMING, self.timed.__qualname__) and self.sizing.shared.calibrating and not self._broken:
+            self._give_up(f"{name} is broken")
 
     def _give_up(self, why: str) -> None:
         """Nothing may leave the ranks calibrating for ever."""

@@ -86,8 +86,9 @@ class LatencySizing:
         model = self.shared.model
         if model is None:  # the sweep is on
             return self._swept(limits, request, prefix, allowed)
-        choice = self._choice(Rules(limits, model, allowed), request, prefix, remaining, first=first)
-        return None if choice is None else cutting.wanted(model, allowed, choice, prefix, remaining)
+        rules = Rules(limits, model, allowed)
+        choice = self._choice(rules, request, prefix, remaining, first=first)
+        return None if choice is None else cutting.wanted(rules, choice, prefix, remaining)
 
     @staticmethod
     def _swept(limits: Budget, request: LongRequest | None, prefix: int, allowed: Sizes) -> int | None:

@@ -49,6 +49,7 @@ DECLARED = (
     Metric("dynchunk_batch_longest_tokens", GAUGE, "Longest prefix in the newest prefill batch."),
     Metric("dynchunk_budget_tokens_squared", GAUGE, "The budget in force."),
     Metric("dynchunk_budget_utilisation", GAUGE, "Rows x longest prefix of the newest prefill batch / the budget."),
+    Metric("dynchunk_pair_bytes", GAUGE, "What a row and key costs, as measured; 0 while no line fits."),
     Metric("dynchunk_floor_chunks_total", COUNTER, "Chunks at a floor that exceeds the budget.", ("cause",)),
     Metric("dynchunk_first_chunk_clamped_total", COUNTER, "First chunks that were made smaller."),
     Metric("dynchunk_deferred_requests_total", COUNTER, "Times a waiting request was left for a later batch."),
@@ -100,6 +101,7 @@ class Metrics:
         self._counted: dict[tuple[str, str], float] = {}
         self._hooks: dict[str, bool] = {}
         self._state = ""
+        self._measured = 0
         self._made = {metric.name: self._make(metric, registry) for metric in DECLARED}
         self._plain = {
             metric.name: self._made[metric.name].labels(**self._labels)
@@ -159,6 +161,10 @@ class Metrics:
         if release is not None:
             self._raise_to("dynchunk_empty_cache_total", release.calls)
             self._raise_to("dynchunk_empty_cache_seconds_total", release.ms / 1000)
+        meter = in_force.meter
+        if meter is not None and meter.measured != self._measured:
+            self._measured = meter.measured
+            self._set("dynchunk_pair_bytes", meter.fit().bytes_per_pair)
         self._show_state(in_force.latency.state()["state"])
         self._show_progress()
         available = mem_available_bytes()

@@ -35,7 +35,7 @@ class ModelFile:
             model = Model(**{name: int(kept["ticks"][name]) for name in ("a", "b", "c", "gamma")})
         except FileNotFoundError:
             journal.record("model_file", journal.NOT_IN_USE, f"{self.path} is not there yet")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             journal.record("model_file", journal.NOT_IN_USE, f"{self.path} holds no latency model: {error!r}")
         else:
             journal.record("model_file", journal.APPLIED, self.path)
@@ -55,6 +55,10 @@ class ModelFile:
             journal.record("model_file", journal.APPLIED, f"kept in {self.path}")
 
     def forget(self) -> None:
-        """Take away a model that was dropped, so that the next start does not run by it."""
-        with suppress(OSError):
-            Path(self.path).unlink(missing_ok=True)
+        """Take away a model of this engine that was dropped, so that the next start does not run by it.
+
+        A file of another engine, or of another kind, is left alone.
+        """
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            if json.loads(Path(self.path).read_text(encoding="utf-8"))["belongs_to"] == self.belongs_to:
+                Path(self.path).unlink()

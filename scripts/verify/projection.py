@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dynchunk.policy.budget import Budget, chunk_tokens
+from dynchunk.policy.budget import Budget, chunk_tokens, most_pairs
 from scripts.verify import engine
 
 
@@ -22,12 +22,7 @@ def largest_product(size_tokens: int, facts: Mapping[str, Any]) -> int:
     chunk = _chunk(facts)
     if chunk is None:
         return size_tokens
-    largest = prefix = 0
-    while prefix < size_tokens:
-        tokens = min(max(1, chunk(prefix)), size_tokens - prefix)
-        prefix += tokens
-        largest = max(largest, tokens * prefix)
-    return largest
+    return most_pairs(chunk, size_tokens)
 
 
 def projected_low_bytes(taken: Sequence[tuple[int, int]], next_product: int, available_bytes: int) -> int | None:

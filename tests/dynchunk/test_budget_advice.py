@@ -48,12 +48,14 @@ def test_a_raise_is_said_once_and_sent_only_where_the_budget_is_ours(
 ) -> None:
     """6 bytes where 14.5 were assumed: the headroom at start allows more."""
     monkeypatch.setattr(in_force, "limits", Budget(200_000_000, "prefix", 64, 256, 2048))
-    advice = BudgetAdvice(measured(6), {"pp0tp0": 4 * GIB, "pp0tp1": 3 * GIB}, adopt=adopt)
+    advice = BudgetAdvice(
+        measured(6), {"pp0tp0": 4 * GIB, "pp0tp1": 3 * GIB}, adopt=adopt, may_raise=True, own_rows=2048**2
+    )
     for _ in range(3):
         advice.when_idle()
     allowed = (3 * GIB * 85 // 100 // 6 - 2048**2) // 1_000_000 * 1_000_000
     updates = in_force.outbox.take()
-    assert [(u.kind, *u.values) for u in updates] == ([("budget", allowed)] if adopt else [])
+    assert [(u.kind, *u.values) for u in updates] == ([("budget", allowed, False)] if adopt else [])
     said = capsys.readouterr().err
     assert said.count(f"{allowed:,}") >= 1
     assert said.count("what was measured allows") == 1
@@ -62,6 +64,19 @@ def test_a_raise_is_said_once_and_sent_only_where_the_budget_is_ours(
 def test_a_budget_that_is_about_right_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     right = 3 * GIB * 85 // 100 // 6
     monkeypatch.setattr(in_force, "limits", Budget(right, "prefix", 64, 256, 2048))
-    advice = BudgetAdvice(measured(6), {"pp0tp0": 3 * GIB}, adopt=True)
+    advice = BudgetAdvice(measured(6), {"pp0tp0": 3 * GIB}, adopt=True, may_raise=True, own_rows=0)
     advice.when_idle()
     assert not in_force.outbox.take()
+
+
+@pytest.mark.parametrize(("by_operator", "may_raise"), [(True, True), (False, False)])
+def test_an_operators_budget_and_other_stages_are_respected(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], by_operator: bool, may_raise: bool
+) -> None:
+    """`./dynchunk budget 1e8` stays; and one pipeline stage's measurement raises nothing for the others."""
+    monkeypatch.setattr(in_force, "limits", Budget(100_000_000, "prefix", 64, 256, 2048))
+    monkeypatch.setattr(in_force, "set_by_operator", by_operator)
+    advice = BudgetAdvice(measured(6), {"pp0tp0": 3 * GIB}, adopt=True, may_raise=may_raise, own_rows=0)
+    advice.when_idle()
+    assert not in_force.outbox.take()
+    assert "what was measured allows" in capsys.readouterr().err

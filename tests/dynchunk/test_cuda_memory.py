@@ -24,6 +24,7 @@ class FakeTorchCuda:
     def __init__(self) -> None:
         self.model = Allocator()
         self.allocated_peak = 0
+        self.segments: list[dict[str, Any]] = []
 
     def memory_stats_as_nested_dict(self, index: int) -> dict[str, Any]:
         peak = max(self.allocated_peak, self.model.allocated_peak_bytes)
@@ -37,6 +38,9 @@ class FakeTorchCuda:
     def reset_peak_memory_stats(self, index: int) -> None:
         self.model.allocated_peak_bytes = self.model.allocated_bytes
 
+    def memory_snapshot(self) -> list[dict[str, Any]]:
+        return self.segments
+
     def mem_get_info(self, index: int) -> tuple[int, int]:
         return 5 * GIB, 100 * GIB
 
@@ -47,7 +51,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch, *, is_integrated: bool = False)
     from dynchunk.patches.cuda_memory import CudaMemory
 
     fake = FakeTorchCuda()
-    for name in ("memory_stats_as_nested_dict", "reset_peak_memory_stats", "mem_get_info"):
+    for name in ("memory_stats_as_nested_dict", "reset_peak_memory_stats", "mem_get_info", "memory_snapshot"):
         # raising=True, the default: a name that torch does not have fails here.
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
     properties = SimpleNamespace(name="fake", is_integrated=is_integrated)
@@ -71,6 +75,26 @@ def test_headroom_on_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, memory = fake_device(monkeypatch)
     fake.model.free(fake.model.allocate(3 * GIB))
     assert memory.headroom_bytes(guard_bytes=2 * GIB) == 8 * GIB
+
+
+def test_what_graphs_keep_is_no_headroom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured graph's pool is reserved, and what is unused in it cannot be had: 2 of these 3 GiB."""
+    import torch
+
+    from dynchunk.patches.cuda_memory import CudaMemory
+
+    fake, _ = fake_device(monkeypatch)
+    fake.model.free(fake.model.allocate(3 * GIB))
+    fake.segments = [
+        {"device": 0, "segment_pool_id": (0, 1), "total_size": 2 * GIB, "allocated_size": 0},
+        {"device": 0, "segment_pool_id": (0, 0), "total_size": GIB, "allocated_size": 0},
+        {"device": 1, "segment_pool_id": (0, 1), "total_size": GIB, "allocated_size": 0},
+    ]
+    memory = CudaMemory(0, SimpleNamespace(_engine_paused=False))
+    assert memory.headroom_bytes(guard_bytes=0) == 6 * GIB
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 3 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: 0)
+    assert memory.unused_reserved_bytes() == GIB
 
 
 def test_headroom_on_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:

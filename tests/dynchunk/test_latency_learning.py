@@ -9,7 +9,7 @@ import pytest
 
 from dynchunk import journal
 from dynchunk.agreement import Outbox
-from dynchunk.latency_learning import Learning
+from dynchunk.latency_learning import TIMING, Learning
 from dynchunk.latency_sizing import LatencySizing
 from dynchunk.model_file import ModelFile
 from dynchunk.policy import latency
@@ -83,3 +83,29 @@ def test_a_model_that_is_dropped_is_taken_out_of_its_file(tmp_path: Path, monkey
     for _ in range(40):  # ten times what it says
         learning.timed(Prefill(reqs=[("r", 0, 2048)]), 10 * latency.in_ms(latency.predict(PLANTED, 0, 2048)))
     assert not Path(kept.path).exists()
+
+
+def test_a_broken_timer_ends_the_sweep() -> None:
+    """Without times no model will ever stand, and every other prompt would run in quarter chunks for good."""
+    sizing, learning, outbox = started()
+    serve(sizing, learning, outbox, 0)
+    learning.broke("trace")
+    assert not outbox.take()
+    learning.broke(TIMING)
+    [update] = outbox.take()
+    assert update.values == (None, False, "no latency model: forward timing is broken")
+    learning.broke(TIMING)
+    assert not outbox.take()
+
+
+def test_another_engines_model_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Giving up takes away this engine's model; any other file that the setting names stays."""
+    monkeypatch.setattr(journal, "_hooks", {})
+    path = tmp_path / "m.json"
+    other = ModelFile(str(path), {"engine": "other"})
+    other.save(PLANTED)
+    ModelFile(str(path), {"engine": "e"}).forget()
+    assert other.load() == PLANTED
+    path.write_text("precious, and no model")
+    other.forget()
+    assert path.exists()

@@ -45,6 +45,7 @@ class FakeCuda:
             "memory_reserved": lambda _: 5 * GIB,
             "memory_allocated": lambda _: 3 * GIB,
             "is_current_stream_capturing": lambda: self.capturing,
+            "memory_snapshot": list,
             "empty_cache": lambda: self.calls.append("empty_cache"),
         }
         for name, answer in answers.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dynchunk import journal, settings
-from dynchunk.patches import cuda_device, cuda_memory, facts, score_limits
+from dynchunk.patches import attention_path, cuda_device, cuda_memory, facts
 from dynchunk.policy import auto_budget
 from dynchunk.policy.auto_budget import Coefficient, Derived, NoHeadroomError
 from dynchunk.settings import SettingsError
@@ -28,13 +28,14 @@ def report(scheduler: Any) -> dict[str, Any]:
     """What this rank has to spare, and what a row and key costs here. Plain JSON values."""
     device = scheduler.tp_worker.model_runner.device
     cuda = cuda_memory.CudaMemory.of(scheduler) if device == "cuda" else None
+    path, limit_bytes = attention_path.path_and_limit(scheduler)
     headroom = cuda_device.mem_available_bytes() - GUARD_BYTES if cuda is None else cuda.headroom_bytes(GUARD_BYTES)
     return {
-        "headroom_bytes": max(0, headroom),
+        "headroom_bytes": max(0, headroom - attention_path.workspace_bytes(scheduler)),
         # Ranks that share a host's memory share what it has to spare.
         "host": platform.node() if cuda is None or cuda.is_integrated else None,
-        "path": facts.attention_path(scheduler),
-        "score_limit_bytes": score_limits.in_force_bytes() or 0,
+        "path": path,
+        "score_limit_bytes": limit_bytes,
         "measured": _measured_before(scheduler),
     }
 

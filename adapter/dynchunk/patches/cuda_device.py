@@ -18,6 +18,7 @@ class CudaDevice:
         self.name = str(properties.name)
         # GPU memory is host memory there; CUDA's own "free" would count the page cache as taken.
         self.is_integrated = bool(properties.is_integrated)
+        self.graph_pool_bytes = unused_in_graph_pools(index)
 
     def available_bytes(self) -> int:
         """MemAvailable on an integrated device, the driver's free memory on a discrete one."""
@@ -27,8 +28,9 @@ class CudaDevice:
         return int(free_bytes)
 
     def unused_reserved_bytes(self) -> int:
-        """Reserved less allocated, from the allocator's own counters."""
-        return int(torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index))
+        """Reserved less allocated, from the allocator's own counters, and without what graphs keep for themselves."""
+        unused = torch.cuda.memory_reserved(self.index) - torch.cuda.memory_allocated(self.index)
+        return max(0, int(unused) - self.graph_pool_bytes)
 
     def must_not_release(self) -> bool:
         """While a graph is captured, and while generation is paused (the engine guards its own releases so)."""
@@ -37,6 +39,19 @@ class CudaDevice:
     def empty_cache(self) -> None:
         """Torch's own call. Not the platform's: on a CPU that is a full garbage collection."""
         torch.cuda.empty_cache()
+
+
+def unused_in_graph_pools(index: int) -> int:
+    """What captured graphs hold and nothing else can have or give back. They are captured once, before serving."""
+    try:
+        segments = [s for s in torch.cuda.memory_snapshot() if s.get("device", index) == index]
+    except RuntimeError:  # an allocator that is not torch's own keeps no such list
+        return 0
+    return sum(
+        int(s["total_size"]) - int(s["allocated_size"])
+        for s in segments
+        if tuple(s.get("segment_pool_id", (0, 0))) != (0, 0)
+    )
 
 
 def mem_available_bytes() -> int:

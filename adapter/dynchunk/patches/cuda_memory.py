@@ -42,7 +42,7 @@ class CudaMemory(CudaDevice):
         free_bytes, _ = torch.cuda.mem_get_info(self.index)
         return auto_budget.headroom_bytes(
             driver_free=free_bytes,
-            reserved=self._counter("reserved_bytes", "current"),
+            reserved=self._counter("reserved_bytes", "current") - self.graph_pool_bytes,
             allocated=self._counter("allocated_bytes", "current"),
             mem_available=self.available_bytes() if self.is_integrated else None,
             guard=guard_bytes,

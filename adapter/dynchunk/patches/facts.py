@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import platform
-import sys
 from itertools import islice
 from typing import Any
 
@@ -12,7 +12,6 @@ from sglang.srt.runtime_context import get_disagg, get_exec, get_parallel, get_s
 from dynchunk import journal, settings
 from dynchunk.patches import score_limits
 
-V4_RATIO = 4
 ENCODER_REPLAY_ROWS = 128  # DeepSeek-V4.1's sliding window: a first chunk must hold a replay of it and a page
 
 
@@ -48,6 +47,18 @@ def stages() -> int:
     return int(get_parallel().pp_size)
 
 
+# Switches of the engine that choose how chunks are scored.
+SWITCHES = (
+    "SGLANG_FP8_PAGED_MQA_LOGITS_TORCH",
+    "SGLANG_OPT_USE_TILELANG_INDEXER",
+    "SGLANG_OPT_USE_AITER_INDEXER",
+    "SGLANG_OPT_DSV4_NONPAGED_INDEXER",
+    "SGLANG_OPT_DSV41_BF16_INDEX_LOGITS",
+    "SGLANG_DSV41_TORCH_PREFILL_INDEXER",
+    "SGLANG_MAX_KV_CHUNK_CAPACITY",
+)
+
+
 def identity(scheduler: Any) -> dict[str, str]:
     """What the time of a chunk depends on, so that a model learned here is used here only."""
     import torch
@@ -56,11 +67,13 @@ def identity(scheduler: Any) -> dict[str, str]:
     return {
         "engine": journal.engine_version(),
         "model": str(scheduler.model_config.model_path),
-        "layout": f"tp{parallel.tp_size} pp{parallel.pp_size} cp{_place(scheduler).attn_cp_size}",
+        "layout": f"tp{parallel.tp_size} pp{parallel.pp_size} cp{_place(scheduler).attn_cp_size} "
+        f"dp{getattr(parallel, 'attn_dp_size', 1)} ep{getattr(parallel, 'moe_ep_size', 1)}",
         "attention backend": type(runner.attn_backend).__name__,
         "device": torch.cuda.get_device_name() if runner.device == "cuda" else f"{runner.device} {platform.node()}",
         "numbers": f"{scheduler.model_config.dtype}, {scheduler.model_config.quantization}, {runner.kv_cache_dtype}",
         "indexer": settings.current().indexer,
+        "switches": " ".join(f"{name}={os.environ[name]}" for name in SWITCHES if name in os.environ),
         "chunk size": str(scheduler.chunked_prefill_size),
     }
 
@@ -75,21 +88,6 @@ def long_waiting(scheduler: Any) -> int:
     """Waiting requests that are longer than a chunk; counted no further than the two that matter."""
     chunk = scheduler.chunked_prefill_size
     return len(list(islice((req for req in scheduler.waiting_queue if len(req.origin_input_ids) > chunk), 2)))
-
-
-def attention_path(scheduler: Any) -> str | None:
-    """Which of policy/auto_budget.PATHS this model runs on; None where what a row and key costs is not known."""
-    runner, config = scheduler.tp_worker.model_runner, scheduler.model_config.hf_config
-    architecture = (getattr(config, "architectures", None) or [""])[0]
-    if runner.device == "cpu":
-        return "reference" if type(runner.attn_backend).__name__ == "ReferenceAttentionBackend" else None
-    if architecture.startswith("DeepseekV4"):
-        ratios = [ratio for ratio in getattr(config, "compress_ratios", None) or () if ratio > 0]
-        # V4 keeps every fourth key at the most; V4.1 has layers that keep them all.
-        if min(ratios, default=1) >= V4_RATIO:
-            return "v4"
-        return "v41" if "sglang.srt.layers.attention.dsv4.v41_indexer.scoring" in sys.modules else "v41-dev"
-    return "dsa" if getattr(config, "index_topk", None) else None
 
 
 def own_order_of_passes() -> str | None:

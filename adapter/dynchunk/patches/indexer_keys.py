@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dynchunk import journal
+from dynchunk import gpu_checked, journal
 from dynchunk.contract import Patch, apply_all
 from dynchunk.patches import contracts, score_limits
 from dynchunk.policy import score_budget
@@ -27,8 +27,6 @@ from dynchunk.settings import current
 
 HOOK = "indexer_keys"
 BLOCK = 8  # keys of a candidate block
-# GPUs on which scripts/verify/gpu_check.py has passed. The kernels cannot be run without one.
-VERIFIED_ON: frozenset[str] = frozenset()
 
 
 def apply(module: ModuleType) -> None:
@@ -58,7 +56,7 @@ def apply(module: ModuleType) -> None:
 def _say_whether_verified() -> None:
     """When the first prefill runs and the device is known."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    known = "verified" if name in VERIFIED_ON else "unverified"
+    known = "verified" if gpu_checked.report_of(name) else "unverified"
     journal.record(HOOK, journal.APPLIED, f"{known} on this device ({name})")
 
 

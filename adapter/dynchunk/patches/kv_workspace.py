@@ -39,7 +39,7 @@ def _doubling(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, num_tokens, *dtype, **named)
         # What it held is overwritten before it is read again; without it there is one buffer alive, not two.
         self._buffer = None
-        return original(self, doubled(num_tokens, _longest_tokens()), *dtype, **named)[:num_tokens]
+        return original(self, doubled(num_tokens, longest_tokens()), *dtype, **named)[:num_tokens]
 
     return reserve
 
@@ -49,7 +49,7 @@ def _fits(held: Any, num_tokens: int, dtype: Any) -> bool:
 
 
 @functools.cache
-def _longest_tokens() -> int:
+def longest_tokens() -> int:
     """What one request can need at most; 0 where the engine does not say. Asked when the first prefill runs."""
     from sglang.srt.runtime_context import get_schedule, process_model_config
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
 
-from dynchunk import journal, settings
+from dynchunk import in_force, settings
 from dynchunk.contract import Patch, apply_all
 from dynchunk.patches import contracts
 
@@ -56,7 +56,7 @@ def hook(forward: Callable[..., Any], observers: list[Observer]) -> Callable[...
                 getattr(observer, step)(prefill)
             except Exception as error:
                 observers.remove(observer)
-                journal.record(observer.name, journal.REFUSED, f"broken, and off from now on: {error!r}")
+                in_force.broke(observer.name, error)
 
     @functools.wraps(forward)
     def hooked(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dynchunk import gpu_checked, in_force, journal, peak, prime_cache, settings
+from dynchunk import gpu_checked, in_force, journal, latency_learning, peak, prime_cache, settings
 from dynchunk.cache_release import GIB, CacheRelease
 from dynchunk.patches import cuda_memory, facts, forward_time, score_limits
 from dynchunk.patches.model_runner import Observer, Prefill, hook
@@ -148,7 +148,7 @@ class Tracing:
 class Timing:
     """Times prefills and tells listeners, when they are through: at once on the CPU, some launches later elsewhere."""
 
-    name = "forward timing"
+    name = latency_learning.TIMING
 
     def __init__(self, timer: forward_time.ForwardTimer, listeners: list[Callable[[Prefill, float], None]]) -> None:
         self.timer = timer
@@ -173,6 +173,4 @@ class Timing:
                     listen(prefill, took_ms)
                 except Exception as error:
                     self.listeners.remove(listen)
-                    journal.record(
-                        listen.__qualname__, journal.REFUSED, f"broken, and no longer told of times: {error!r}"
-                    )
+                    in_force.broke(listen.__qualname__, error)

@@ -64,7 +64,7 @@ def _install(scheduler: Any) -> None:
         resolved = _resolve(scheduler)
         everybody = _agree(rank, resolved, budget_at_start.report(scheduler))
         if settings.current().budget == "auto":
-            derived = budget_at_start.derive(everybody, own_rows(resolved.limits))
+            derived = budget_at_start.derive(everybody, own_rows(resolved.limits, resolved.static_tokens))
             resolved = _resolve(scheduler, derived.budget)
             journal.record("budget", journal.APPLIED, f"auto: {derived.text}")
     except (SettingsError, DisagreementError, ContractError) as error:
@@ -82,7 +82,13 @@ def _install(scheduler: Any) -> None:
     observers.install(scheduler)
     if facts.speaks_for_all(scheduler) and in_force.meter is not None:
         at_start = budget_at_start.headrooms(everybody)
-        advice = BudgetAdvice(in_force.meter, at_start, adopt=settings.current().budget == "auto")
+        advice = BudgetAdvice(
+            in_force.meter,
+            at_start,
+            adopt=settings.current().budget == "auto",
+            may_raise=facts.stages() == 1,
+            own_rows=own_rows(resolved.limits, resolved.static_tokens),
+        )
         in_force.when_idle.append(advice.when_idle)
     _show(rank, resolved)
     journal.write()
@@ -111,6 +117,7 @@ def _size_by_latency(scheduler: Any, resolved: effective.Effective) -> None:
         kept = None if chosen.model_file is None else ModelFile(chosen.model_file, facts.identity(scheduler))
         learning = Learning(in_force.latency, in_force.outbox, kept)
         in_force.listeners.append(learning.timed)
+        in_force.when_broken.append(learning.broke)
         in_force.when_idle.append(learning.when_idle)
 
 
@@ -195,7 +202,7 @@ def _change_budget(original: Any) -> Any:
             if not output.updated:
                 return output
         if facts.is_entry_rank(self):
-            in_force.outbox.post("budget", budget)
+            in_force.outbox.post("budget", budget, True)
         return SetInternalStateReqOutput(updated=True)
 
     return set_internal_state
@@ -213,7 +220,7 @@ def _adopt_updates(original: Any) -> Any:
 def adopt(update: Update) -> None:
     """Adopt a change, on every rank where it processes the requests the change came with."""
     if update.kind == "budget" and in_force.limits is not None:
-        [budget] = update.values
+        budget, in_force.set_by_operator = update.values
         in_force.limits = dataclasses.replace(in_force.limits, budget=budget)
         journal.record("budget", journal.APPLIED, f"{budget:,} token^2 from update {update.version} on")
     elif update.kind == latency_learning.KIND:

@@ -140,6 +140,11 @@ def in_force_bytes() -> int | None:
     return max(((f.lowered or f.own) * limit.unit for limit, f in _found.items() if limit.follows_gpu), default=None)
 
 
+def limit_of(name: str) -> int:
+    """The bytes in force of the limit called `name`; 0 where this engine has none, or its own is not known."""
+    return max((((f.lowered or f.own) * limit.unit) for limit, f in _found.items() if limit.name == name), default=0)
+
+
 def processors() -> int:
     """Multiprocessors of the device; 1 while that is not known."""
     return (_shape.processors if _shape is not None else None) or 1

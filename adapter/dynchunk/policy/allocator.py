@@ -158,15 +158,19 @@ def ramp(
     *,
     remedy: str = NONE,
     prime_bytes: int = 0,
+    held_bytes: int = 0,
     limit_bytes: int | None = None,
     gc_threshold: float = 0.0,
 ) -> Reserve:
     """Run a prompt's chunks: each is the sizes in bytes of buffers that follow one another, as `tiles` gives them.
 
-    remedy: NONE; EMPTY_CACHE after each chunk; PRIME with one block of prime_bytes before the first. limit_bytes and
-    gc_threshold as in Allocator. Raises DeviceFullError where even one buffer does not fit.
+    remedy: NONE; EMPTY_CACHE after each chunk; PRIME with one block of prime_bytes before the first. held_bytes: live
+    beside the buffers throughout. limit_bytes and gc_threshold as in Allocator. Raises DeviceFullError where even one
+    buffer does not fit.
     """
     device = Allocator(limit_bytes, gc_threshold)
+    if held_bytes:
+        device.allocate(held_bytes)
     if remedy == PRIME:
         device.free(device.allocate(prime_bytes))
     for sizes in chunks:

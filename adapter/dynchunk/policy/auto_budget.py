@@ -32,12 +32,13 @@ class Path:
     """What one attention path of the engine takes, for one row and one token of the prefix, on each rank.
 
     millibytes: thousandths of a byte without a score limit. limits_percent: where the scores keep a limit, so many
-    percent of it are held instead and only TABLES_MILLIBYTES grow; None: this path keeps none. source: who says so.
+    percent of it are held instead and only `grows_millibytes` grow; None: this path keeps none. source: who says so.
     """
 
     millibytes: int
     limits_percent: int | None
     source: str
+    grows_millibytes: int = TABLES_MILLIBYTES
 
 
 # Measured where it says so; the rest follows from the buffers' types in SGLang 0.5.20 to 0.5.23.
@@ -46,7 +47,13 @@ PATHS = {
     "v41": Path(6_030, 250, "V4.1 scores fp32 and its masks; in tiles up to 2.5 limits, measured with stub kernels"),
     "v41-torch": Path(192_000, 308, "V4.1 torch scoring, 3.08 limits measured on a CPU"),
     "v4": Path(1_000, 100, "V4 scores: 4 B for every fourth token"),
-    "v4-torch": Path(230_000, None, "V4 torch fallback: 919 B for every fourth token, measured on a CPU, 64 heads"),
+    "v4-whole": Path(1_300, None, "V4 scores of a whole chunk (0.5.20, ROCm): 4 B for every fourth token, and tables"),
+    "v4-torch": Path(
+        230_000,
+        100,
+        "V4 torch fallback: 919 B for every fourth token, measured on a CPU, 64 heads; in parts its result stays",
+        1_300,
+    ),
     "dsa": Path(4_000, 100, "DSA scores fp32"),
     "dsa-torch": Path(20_200, None, "DSA torch scoring and top-k: 14 + 6.2 B"),
     "kpool": Path(1_000, 100, "scores of pooled keys: 4 B for every fourth token"),
@@ -94,7 +101,9 @@ def of_path(name: str, score_limit_bytes: int) -> Coefficient:
     if path.limits_percent is None or score_limit_bytes <= 0:
         return Coefficient(path.millibytes, 0, f"{name}: {path.source}")
     held = score_limit_bytes * path.limits_percent // 100
-    return Coefficient(TABLES_MILLIBYTES, held, f"{name} in tiles of {score_limit_bytes / MIB:,.0f} MiB: {path.source}")
+    return Coefficient(
+        path.grows_millibytes, held, f"{name} in tiles of {score_limit_bytes / MIB:,.0f} MiB: {path.source}"
+    )
 
 
 def of_fit(fit: Fit, source: str) -> Coefficient | None:
@@ -119,7 +128,7 @@ def of_report(report: Any, here: Mapping[str, str]) -> Coefficient:
             for name, mine in here.items()
             if there.get(name) != mine
         ]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ValueError(f"it holds no measured coefficient ({error!r})") from None
     if differs:
         raise ValueError(f"it is of another engine: {differs[0]}")
@@ -135,9 +144,11 @@ def derive(headrooms: Mapping[str, int], coefficients: Mapping[str, Coefficient]
     Raises NoHeadroomError with the numbers and what to do.
     """
     rank, headroom = min(headrooms.items(), key=lambda item: (item[1], item[0]))
-    c = max(coefficients.values(), key=lambda found: (found.millibytes, found.base_bytes, found.source))
-    usable = headroom * (100 - MARGIN_PERCENT) // 100 - c.base_bytes
-    pairs = max(0, usable) * 1000 // max(1, c.millibytes)
+    usable = headroom * (100 - MARGIN_PERCENT) // 100
+    pairs, c = min(
+        ((max(0, usable - c.base_bytes) * 1000 // max(1, c.millibytes), c) for c in coefficients.values()),
+        key=lambda found: (found[0], found[1].millibytes, found[1].source),
+    )
     budget = min(LARGEST, max(0, pairs - own_rows) // QUANTUM * QUANTUM)
     rows = f" less {own_rows:,} of a chunk's own rows" if own_rows else ""
     of_all = f", the least of {len(headrooms)} ranks" if len(headrooms) > 1 else ""
@@ -168,6 +179,12 @@ def advice(in_force: int, at_start: Mapping[str, int], measured: Fit, own_rows: 
         return Derived(QUANTUM, str(error))
     if abs(better.budget - in_force) * 100 < CHANGE_WORTH_A_WORD_PERCENT * in_force:
         return None
+    if better.budget > in_force:
+        # A raise has to hold for the dearest forwards as well, of which a median knows nothing.
+        dearest = Coefficient(ceil(measured.worst_bytes_per_pair * 1000), 0, f"the dearest forwards; {c.source}")
+        better = min(better, derive(at_start, {"measured": dearest}, own_rows), key=lambda found: found.budget)
+        if (better.budget - in_force) * 100 < CHANGE_WORTH_A_WORD_PERCENT * in_force:
+            return None
     verb = "allows" if better.budget > in_force else "calls for"
     return Derived(
         better.budget, f"what was measured {verb} a budget of {better.budget:,} instead of {in_force:,}: {better.text}"

@@ -7,6 +7,7 @@ every rank of a fleet must come to the same size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
@@ -63,9 +64,22 @@ def last_prefix_within(limits: Budget) -> int:
     return longest - limits.chunk_min if limits.rule == SEQUENCE else longest
 
 
-def own_rows(limits: Budget) -> int:
-    """token^2 by which rows x (prefix + rows) can exceed the budget: at most T^2 of the largest chunk, prefix rule."""
-    return 0 if limits.rule == SEQUENCE else limits.chunk_max**2
+def most_pairs(chunk: Callable[[int], int], prompt_tokens: int) -> int:
+    """The most new tokens x (prefix and new tokens) of any chunk of a prompt. chunk: prefix -> tokens of its chunk."""
+    most = prefix = 0
+    while prefix < prompt_tokens:
+        tokens = min(max(1, chunk(prefix)), prompt_tokens - prefix)
+        prefix += tokens
+        most = max(most, tokens * prefix)
+    return most
+
+
+def own_rows(limits: Budget, static_tokens: int) -> int:
+    """token^2 by which a batch's rows x (prefix + own rows) can exceed the budget under the prefix rule.
+
+    A batch of several requests has up to static_tokens rows, each of which sees at most chunk_max of its own request's.
+    """
+    return 0 if limits.rule == SEQUENCE else static_tokens * limits.chunk_max
 
 
 def worst_overshoot(limits: Budget) -> Fraction:

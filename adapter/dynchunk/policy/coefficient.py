@@ -6,6 +6,7 @@ medians. What does not follow a line is said to be what it is (a step function, 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 MIB = 1 << 20
 # From one size of chunk alone, a cost of rows and keys cannot be told from one of keys.
 CHUNK_SIZES_WANTED = 3
+PREFIXES_OF_A_SIZE = 2
+SIZES_APART = 1.15
 FORWARDS_WANTED = 9
 SPREAD_WANTED = 2.0  # the largest rows x keys is at least so many times the smallest
 BINS = 32  # under a budget most chunks have the same rows x keys; they must not outweigh the others
@@ -90,7 +93,7 @@ class Fit:
 def fit(forwards: Iterable[Forward]) -> Fit:
     """The coefficient, or why there is none. Forwards in any order; those without rows or keys are left out."""
     points = sorted((f.rows * f.keys, f.peak_bytes, f.rows) for f in forwards if f.rows > 0 and f.keys > 0)
-    sizes = len({rows for _, _, rows in points})
+    sizes = _sizes(points)
     missing = _missing(points, sizes)
     if missing:
         return Fit(
@@ -118,6 +121,18 @@ def fit(forwards: Iterable[Forward]) -> Fit:
         highest_bytes=max(y for _, y, _ in points),
         worst_bytes_per_pair=max(y / x for x, y, _ in larger),
     )
+
+
+def _sizes(points: Sequence[tuple[int, int, int]]) -> int:
+    """Chunk sizes that tell something: seen on several prefixes, and well apart. The ends of prompts are no size."""
+    keys_of = defaultdict(set)
+    for pairs, _, rows in points:
+        keys_of[rows].add(pairs // rows)
+    found, last = 0, 0.0
+    for rows in sorted(keys_of):
+        if len(keys_of[rows]) >= PREFIXES_OF_A_SIZE and rows >= last * SIZES_APART:
+            found, last = found + 1, rows
+    return found
 
 
 def _missing(points: Sequence[tuple[int, int, int]], sizes: int) -> str:

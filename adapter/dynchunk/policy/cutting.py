@@ -59,17 +59,25 @@ class Rules:
     allowed: Sizes
 
 
-def wanted(model: Model, allowed: Sizes, choice: Choice, prefix: int, remaining: int) -> int:
+def wanted(rules: Rules, choice: Choice, prefix: int, remaining: int) -> int:
     """The most new tokens that latency wants on `prefix`; all `remaining` ones where they may run in one chunk.
 
-    Memory has its say afterwards: what runs is the smaller of both.
+    Memory has its say afterwards: what runs is the smaller of both. A remainder is merged only where memory allows it.
     """
+    model, allowed = rules.model, rules.allowed
     size = min(_by_latency(model, allowed, choice, prefix), choice.most)
     remainder = remaining - size
     if remainder <= 0:
         return remaining
     small = remainder < allowed.least or remainder <= size // SMALL_PART
-    return remaining if small and _in_time(model, choice, prefix, remaining) else size
+    merges = small and remaining <= _fits(rules.limits, prefix) and _in_time(model, choice, prefix, remaining)
+    return remaining if merges else size
+
+
+def _fits(limits: Budget, prefix: int) -> int:
+    """The most new tokens that memory allows on `prefix`, in whatever steps."""
+    rows = rows_within(limits, prefix)
+    return limits.chunk_max if rows is None else min(rows, limits.chunk_max)
 
 
 def _by_latency(model: Model, allowed: Sizes, choice: Choice, prefix: int) -> int:
@@ -88,10 +96,8 @@ def _in_time(model: Model, choice: Choice, prefix: int, tokens: int) -> bool:
 
 def chunk(rules: Rules, choice: Choice, prefix: int, remaining: int) -> int:
     """The next chunk of a prompt that runs alone, with `prefix` tokens computed and `remaining` to go."""
-    tokens = wanted(rules.model, rules.allowed, choice, prefix, remaining)
-    rows = rows_within(rules.limits, prefix)
-    fits = rules.limits.chunk_max if rows is None else min(rows, rules.limits.chunk_max)
-    if tokens == remaining <= fits:
+    tokens = wanted(rules, choice, prefix, remaining)
+    if tokens == remaining <= _fits(rules.limits, prefix):
         return remaining
     return min(tokens, chunk_tokens(rules.limits, prefix))
 

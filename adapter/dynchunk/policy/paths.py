@@ -42,13 +42,15 @@ PARTS = {
 class Cost:
     """What a row and a key of the prefix cost, in thousandths of a byte, and how the total is bounded.
 
-    bound_bytes: held instead of the scores where the engine cuts them into tiles, or None. source: who says so.
+    bound_bytes: held instead of the scores where the engine cuts them into tiles, or None; grows_millibytes: what
+    grows beside them. source: who says so.
     """
 
     millibytes: int
     bound_bytes: int | None
     source: str
     parts: tuple[Part, ...] = ()
+    grows_millibytes: int = auto_budget.TABLES_MILLIBYTES
 
 
 def of_path(name: str, score_limit_bytes: int) -> Cost:
@@ -58,7 +60,7 @@ def of_path(name: str, score_limit_bytes: int) -> Cost:
     if path.limits_percent is not None and score_limit_bytes > 0:
         bound = score_limit_bytes * path.limits_percent // 100
         tiles = f" in tiles of {score_limit_bytes / auto_budget.MIB:,.0f} MiB"
-    return Cost(path.millibytes, bound, f"{name}{tiles}: {path.source}", PARTS.get(name, ()))
+    return Cost(path.millibytes, bound, f"{name}{tiles}: {path.source}", PARTS.get(name, ()), path.grows_millibytes)
 
 
 def transient_bytes(cost: Cost, rows: int, keys: int) -> int:
@@ -67,7 +69,7 @@ def transient_bytes(cost: Cost, rows: int, keys: int) -> int:
     if cost.bound_bytes is None:
         return whole
     # Scores that fill no tile are all there is; beside full tiles, page tables still grow.
-    return min(whole, cost.bound_bytes + ceil_div(rows * keys * auto_budget.TABLES_MILLIBYTES, MILLI))
+    return min(whole, cost.bound_bytes + ceil_div(rows * keys * cost.grows_millibytes, MILLI))
 
 
 def part_bytes(part: Part, rows: int, keys: int) -> int:
@@ -80,7 +82,7 @@ def pairs_within(cost: Cost, limit_bytes: int) -> int:
     whole = max(limit_bytes, 0) * MILLI // max(cost.millibytes, 1)
     if cost.bound_bytes is None:
         return whole
-    return max(whole, max(limit_bytes - cost.bound_bytes, 0) * MILLI // auto_budget.TABLES_MILLIBYTES)
+    return max(whole, max(limit_bytes - cost.bound_bytes, 0) * MILLI // cost.grows_millibytes)
 
 
 def ceil_div(number: int, by: int) -> int:

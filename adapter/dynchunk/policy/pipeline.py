@@ -23,6 +23,7 @@ from dynchunk.policy.latency import Model
 LENGTH_PARTS = 128
 DECISIONS_KEPT = 1024
 HALVINGS = 7
+FEW_CHUNKS = 32
 
 
 class Cost(NamedTuple):
@@ -75,8 +76,10 @@ def best(rules: Rules, stages: int, prefix: int, total: int) -> Choice:
     if stages == 1 or total <= prefix:
         return unlimited
     costs = _Costs(rules, prefix, total)
-    # No ceiling below this makes the longest chunk shorter: the last one has at least so much to do.
-    lowest = latency.predict(rules.model, max(prefix, total - allowed.least), min(allowed.least, total - prefix))
+    # No ceiling below this makes the longest chunk shorter: the last one has at least so much to do. In a prompt of few
+    # chunks what is left for the last one depends on all before, so lower ones are tried as well.
+    last = prefix if total - prefix <= FEW_CHUNKS * allowed.most else max(prefix, total - allowed.least)
+    lowest = latency.predict(rules.model, last, min(allowed.least, total - prefix))
     families: list[tuple[Callable[[int], Choice], list[int]]] = [
         (by_memory_alone, _falling(allowed.most, allowed.least, Fraction(1, 2))),
         (lambda ticks: Choice(allowed.most, ticks), _falling(costs[unlimited].longest, lowest, Fraction(9, 10))),

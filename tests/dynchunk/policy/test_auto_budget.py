@@ -44,7 +44,15 @@ def test_tiles_leave_only_the_tables() -> None:
 def test_without_a_limit_the_whole_coefficient_counts() -> None:
     """A limit of 0 leaves the engine's own, which may be far away."""
     assert of_path("v41", 0).millibytes == 6_030
-    assert of_path("v4-torch", 256 * MIB).millibytes == 230_000
+    assert of_path("v4-torch", 0).millibytes == 230_000
+
+
+def test_the_dearest_of_all_coefficients_counts() -> None:
+    """A large base can leave less than a larger c: the smaller of the two budgets is the one that fits everywhere."""
+    headrooms = {"a": 6 * GIB, "b": 6 * GIB}
+    large_base, large_c = Coefficient(1000, 5 * GIB, "a"), Coefficient(1100, 0, "b")
+    alone = derive({"a": 6 * GIB}, {"a": large_base}).budget
+    assert derive(headrooms, {"a": large_base, "b": large_c}).budget == alone
 
 
 @given(
@@ -91,7 +99,7 @@ def test_a_chunks_own_rows_fit_too(headroom: int, largest: int, rule: str) -> No
     """Under the prefix rule the worst chunk sees budget / T tokens and its own T: that fits into 85 % as well."""
     limits = Budget(1, rule, 64, 64, largest)
     try:
-        derived = derive({"r": headroom}, {"r": Coefficient(24_000, 0, "")}, own_rows(limits))
+        derived = derive({"r": headroom}, {"r": Coefficient(24_000, 0, "")}, own_rows(limits, largest))
     except NoHeadroomError:
         assert headroom * 85 // 100 < 24 * (largest**2 + 1_000_000)
         return
@@ -125,6 +133,15 @@ def test_a_better_measured_c_is_advice() -> None:
     assert found is not None
     assert found.budget == 243_000_000
     assert "allows a budget of 243,000,000 instead of 201,000,000" in found.text
+
+
+def test_a_raise_holds_for_the_dearest_forwards() -> None:
+    """A third of the forwards at twice the line: the median does not see them, a raise must."""
+    fit = Fit(LINE, 40, 5, bytes_per_pair=6.0, worst_bytes_per_pair=12.0)
+    found = advice(201_000_000, {"tp0": int(3.2 * GIB)}, fit)
+    assert found is not None
+    assert found.budget == 243_000_000
+    assert advice(243_000_000, {"tp0": int(3.2 * GIB)}, fit) is None
 
 
 def test_a_worse_measured_c_is_advice_too() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -153,3 +155,17 @@ def test_aligned_ends(chunk: int, prefix: int, align: int) -> None:
     short = rule.end_aligned(chunk, prefix, align)
     assert (prefix + short) % align == 0
     assert chunk - align < short <= chunk
+
+
+def test_the_largest_chunk_in_pairs() -> None:
+    """Own rows count: the budget and what the prefix rule leaves out, or the floor on a very long prompt."""
+
+    def most(kind: str, largest: int, prompt_tokens: int) -> int:
+        given_limits = Budget(200_000_000, kind, page=64, chunk_min=256, chunk_max=largest)
+        return rule.most_pairs(partial(rule.chunk_tokens, given_limits), prompt_tokens)
+
+    assert most(rule.PREFIX, 2048, 10_000) == 1808 * 10_000
+    assert most(rule.PREFIX, 2048, 512_000) == 202_997_760
+    assert most(rule.PREFIX, 16_384, 512_000) == 347_095_040
+    assert most(rule.SEQUENCE, 2048, 512_000) == 199_929_856
+    assert most(rule.PREFIX, 2048, 1_000_000) == 256 * 999_936

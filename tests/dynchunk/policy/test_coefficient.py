@@ -34,7 +34,7 @@ def line(bytes_per_pair: float, base_bytes: int, noise: float = 0.0) -> list[For
     ]
 
 
-@given(st.floats(0.5, 250), st.integers(0, 2 * GIB))
+@given(st.floats(0.5, 250), st.integers(0, GIB))
 def test_an_exact_line_is_found(bytes_per_pair: float, base_bytes: int) -> None:
     """Any coefficient of the known paths, above any base, comes back."""
     found = fit(line(bytes_per_pair, base_bytes))
@@ -69,7 +69,14 @@ def test_two_chunk_sizes_are_not_enough() -> None:
     found = fit(forwards)
     assert not found.trusted
     assert "chunk sizes seen: 2, wanted: 3" in found.in_words()
-    assert fit([*forwards, Forward(512, 50_000, 14 * 512 * 50_000)]).trusted
+    assert fit([*forwards, *(Forward(512, k, 14 * 512 * k) for k in (50_000, 60_000))]).trusted
+
+
+def test_the_ends_of_prompts_are_no_sizes() -> None:
+    """Whole chunks of one size and what was left of six prompts: a cost of keys alone must not pass for one of both."""
+    whole = [Forward(2048, k, 1152 * k) for k in range(2048, 100_000, 2048)]
+    tails = [Forward(r, k, 1152 * k) for r, k in ((17, 30_001), (333, 44_333), (900, 50_900), (1201, 61_201))]
+    assert not fit(whole + tails).trusted
 
 
 def test_equal_products_are_not_enough() -> None:

@@ -205,31 +205,31 @@ def test_decisions_are_few() -> None:
 @pytest.mark.parametrize("promised", [False, True])
 def test_no_round_for_192_tokens(promised: bool) -> None:
     """A small remainder joins the chunk before; where the ceiling is a promise, only within it."""
-    allowed = latency.sizes(least=256, most=4096, page=64)
+    r = Rules(Budget(10**12, PREFIX, 64, 256, 4096), KIMI, latency.sizes(least=256, most=4096, page=64))
     first = latency.predict(KIMI, 0, 2048)
     exact, tight = Choice(4096, first * 2, promised=promised), Choice(4096, first, promised=promised)
-    assert wanted(KIMI, allowed, exact, 0, 2048 + 192) == 2240
-    assert wanted(KIMI, allowed, tight, 0, 2048 + 192) == (2048 if promised else 2240)
-    assert wanted(KIMI, allowed, tight, 0, 2048 + 257) == 2048
+    assert wanted(r, exact, 0, 2048 + 192) == 2240
+    assert wanted(r, tight, 0, 2048 + 192) == (2048 if promised else 2240)
+    assert wanted(r, tight, 0, 2048 + 257) == 2048
 
 
 def test_memory_keeps_a_remainder_apart() -> None:
     """Where the budget has no room for the remainder, it stays a chunk of its own, whatever latency would like."""
     tight = Rules(Budget(2048 * 100_000, PREFIX, 64, 256, 4096), KIMI, latency.sizes(least=256, most=4096, page=64))
     generous = Choice(4096, 10**6 * TICKS_PER_MS)
-    assert wanted(KIMI, tight.allowed, generous, 100_000, 2240) == 2240
+    assert wanted(tight, Choice(2048), 100_000, 2240) == 2048
     assert chunk(tight, generous, 100_000, 2240) == 2048
 
 
 def test_equal_falls_back_to_the_fixed_chunk() -> None:
     """Where the prefix's rebuild has eaten the time of a first chunk, chunks are no longer shrunk."""
     model = latency.from_ms(a=2.5e-5, b=0.015, c=3, gamma=0.002)
-    allowed = latency.sizes(least=64, most=2048, page=64)
+    r = Rules(Budget(10**12, PREFIX, 64, 64, 2048), model, latency.sizes(least=64, most=2048, page=64))
     choice = equal(model, 2048, 2048)
-    assert wanted(model, allowed, choice, 65_536, 10**6) == 64
-    assert wanted(model, allowed, choice, 70_000, 10**6) == 2048
+    assert wanted(r, choice, 65_536, 10**6) == 64
+    assert wanted(r, choice, 70_000, 10**6) == 2048
     half = equal(model, 2048, 2048, Fraction(1, 2))
-    assert wanted(model, allowed, half, 2048, 10**6) == 1472
+    assert wanted(r, half, 2048, 10**6) == 1472
 
 
 @given(rules(), prefixes, lengths)

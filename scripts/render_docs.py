@@ -17,7 +17,7 @@ from launcher.environment import Launch
 ROOT = Path(__file__).resolve().parent.parent
 # What a bench printed last, by its part of the README.
 BENCHES = {
-    "interleave": ROOT / "logs" / "bench-2026-11-29" / "interleave.md",
+    "interleave": ROOT / "logs" / "bench-2026-11-30" / "interleave.md",
     "pipeline": ROOT / "logs" / "bench-2026-11-30" / "pipeline_ttft.md",
 }
 GROUPS = ((Settings, PREFIX, "DynChunk"), (Launch, "", "The engine (`./dynchunk serve` turns these into its flags)"))

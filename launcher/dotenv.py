@@ -45,25 +45,32 @@ def merged(environ: Mapping[str, str], path: Path | None = None) -> Merged:
     """The environment, and under it what a file sets: the project's `.env` where there is one, or `path`.
 
     A variable of the environment wins, as in Compose, even an empty one: that is how a line of the file is turned off.
-    Raises DotenvError as `load` does, and where there is no `path`.
+    Raises DotenvError as `load` does, and where `path` is no file: only the implicit `.env` may be absent.
     """
-    if path is not None and not path.exists():
-        raise DotenvError([f"--env-file {path}: there is no such file"])
     # Empty counts as unset, also for programs that see it otherwise: HF_HOME= would be the current folder.
-    found = {name: value for name, value in load(path or FILE, environ).items() if value.strip()}
+    found = {
+        name: value for name, value in load(path or FILE, environ, asked_for=path is not None).items() if value.strip()
+    }
     names = frozenset(found) - frozenset(environ)
     return Merged({**found, **environ}, names, (path or FILE) if names else None)
 
 
-def load(path: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def load(path: Path, environ: Mapping[str, str], *, asked_for: bool = False) -> dict[str, str]:
     """The variables that a file sets; none if there is no such file (a folder is none). Raises DotenvError.
 
-    environ: what a `$NAME` in the file means first; it wins over the file itself, as in Compose.
+    environ: what a `$NAME` in the file means first; it wins over the file itself, as in Compose. asked_for: it is the
+    operator's --env-file, which has to be there.
     """
     try:
         with path.open(encoding="utf-8", newline="") as file:
             text = file.read()
-    except (FileNotFoundError, IsADirectoryError):
+    except FileNotFoundError:
+        if asked_for:
+            raise DotenvError([f"--env-file {path}: there is no such file"]) from None
+        return {}
+    except IsADirectoryError:
+        if asked_for:
+            raise DotenvError([f"--env-file {path}: it is a folder; name the file in it: {path / '.env'}"]) from None
         return {}
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text in UTF-8"

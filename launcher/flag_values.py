@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from launcher.flags import could_mean, name_of, value_of
@@ -13,18 +14,21 @@ def value(words: Sequence[str], *names: str) -> str | None:
 
 
 def number(words: Sequence[str], *names: str) -> float | None:
-    """The same as a number; None as well where it is none, which the engine will refuse itself."""
-    text = value(words, *names)
+    """The same as a finite number; None as well where it is none, which the engine will refuse itself."""
     try:
-        return None if text is None else float(text)
+        found = float(value(words, *names) or "nan")
     except ValueError:
         return None
+    return found if math.isfinite(found) else None
 
 
-def whole(words: Sequence[str], *names: str) -> int | None:
-    """The same, whole."""
-    found = number(words, *names)
-    return None if found is None else int(found)
+def count(words: Sequence[str], *names: str) -> int | None:
+    """The same as a whole number of 1 or more, written as the engine's parser takes it: no 4.0, no 4e0."""
+    try:
+        found = int(value(words, *names) or "0")
+    except ValueError:
+        return None
+    return found if found > 0 else None
 
 
 def given(words: Sequence[str], *names: str) -> bool:

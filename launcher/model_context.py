@@ -6,13 +6,17 @@ here yet; then nothing is known, and nothing is fetched.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher import environment, values
+from launcher.environment import Launch
 from launcher.flags import value_of
 
+MAY_BE_LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+LONGEST_CONTEXT = 10**12  # what says more is a mistake, or no number at all: JSON takes 1e999
 # The engine takes the first of these that is there.
 LENGTHS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
 # Where a model of several parts keeps its language model, the first one that is there.
@@ -28,13 +32,42 @@ def own_maximum(model_path: str, words: Sequence[str], environ: Mapping[str, str
     if folder is None:
         return None
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        override = json.loads(value_of(words, "--json-model-override-args") or "{}")
+        config = values.parsed((folder / "config.json").read_text(encoding="utf-8"))
+        override = values.parsed(value_of(words, "--json-model-override-args") or "{}")
     except (OSError, ValueError):
         return None
     if not isinstance(config, dict) or not isinstance(override, dict):
         return None
     return _maximum(config | override)
+
+
+def fitted(launch: Launch, environ: Mapping[str, str], origins: dict[str, str]) -> tuple[Launch, list[str]]:
+    """The default context made to fit the model; a warning where the engine will not take what is asked for."""
+    asked, chosen = launch.context_length, "context_length" in launch.explicit
+    try:
+        words = environment.extra_flags(launch)
+    except ValueError:  # reported where they are read
+        words = []
+    model = launch.model_path or ""
+    longest = own_maximum(model, words, environ) if model else asked
+    if longest is None and not chosen and is_a_name(model):
+        warning = (
+            f"what {model} is made for is not known before it is downloaded; where that is less than the default "
+            f"CONTEXT_LENGTH of {asked:,}, the engine says so and ends: set CONTEXT_LENGTH to what it says then"
+        )
+        return launch, [warning]
+    if longest is None or asked <= longest:
+        return launch, []
+    if not chosen:
+        origins["CONTEXT_LENGTH"] = "the model's config.json"
+        return replace(launch, context_length=longest), []
+    if environ.get(MAY_BE_LONGER, "").strip().lower() in {"1", "true", "yes", "y"}:
+        return launch, []
+    warning = (
+        f"CONTEXT_LENGTH={asked:,} is above the {longest:,} that the model's config.json says, and the engine refuses "
+        f"that; lower it or leave it unset, or set {MAY_BE_LONGER}=1 if you know that the model can do it"
+    )
+    return launch, [warning]
 
 
 def is_a_name(model_path: str) -> bool:
@@ -68,12 +101,16 @@ def _maximum(config: dict[str, Any]) -> int | None:
     text = _language_model(config)
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     length = next((text[name] for name in LENGTHS if text.get(name) is not None), None)
-    if not isinstance(scaling, dict) or not isinstance(length, int | float):
+    if not isinstance(scaling, dict):
         return None
-    factor = scaling.get("factor", 1)
     # Only these stretch what the file says. The others say the stretched length, or are told what it was before.
-    stretches = _kind(scaling) in {"linear", "dynamic"} and "original_max_position_embeddings" not in scaling
-    return int(length * factor) if stretches and isinstance(factor, int | float) else int(length)
+    stretches = _kind(scaling) in ("linear", "dynamic") and "original_max_position_embeddings" not in scaling
+    try:
+        tokens = values.number(length, 1, LONGEST_CONTEXT)
+        factor = values.number(scaling.get("factor", 1), 0, LONGEST_CONTEXT) if stretches else 1
+    except ValueError:
+        return None
+    return int(tokens * factor)
 
 
 def _kind(scaling: dict[str, Any]) -> object:

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from dynchunk.policy import cutting, latency, paths, pipeline
-from dynchunk.policy.auto_budget import MARGIN_PERCENT
+from dynchunk.policy.auto_budget import MARGIN_PERCENT, QUANTUM
 from dynchunk.policy.cutting import Choice, Rules
 from dynchunk.policy.ladder import Chunk, chunks, fixed, fixed_with_peak, floor_exceeds_from, largest_budget, peak
 from dynchunk.policy.latency import CEILING, EQUAL, PIPELINE, Model
@@ -57,6 +57,12 @@ class Plan:
     reserved: dict[str, int]
 
     @property
+    def top(self) -> Chunk:
+        """The chunk that holds most."""
+        rows = zip(self.chunks, self.bytes_of, strict=True)
+        return max(rows, key=lambda row: (row[1] or 0, row[0].pairs))[0]
+
+    @property
     def peak_bytes(self) -> int | None:
         """The most that any chunk holds for a moment."""
         return max((b for b in self.bytes_of if b is not None), default=None)
@@ -102,7 +108,7 @@ def plan(inputs: Inputs, prompt: int) -> Plan:
         floor_exceeds_from(rules, cut),
         Fixed(same_peak, len(others), _total(other_times), _makespan(other_times, inputs.stages)),
         choice,
-        plan_reserve.reserved(inputs.cost, inputs.score_limit_bytes, cut, inputs.remedies) if inputs.cost else {},
+        _reserved(inputs, cut),
     )
 
 
@@ -127,7 +133,14 @@ def _choice(inputs: Inputs, rules: Rules, prompt: int) -> Choice:
 def _bytes(inputs: Inputs, one: Chunk) -> int | None:
     if inputs.cost is None:
         return None
-    return inputs.base_bytes + paths.transient_bytes(inputs.cost, one.tokens, one.prefix + one.tokens)
+    return inputs.base_bytes + paths.transient_bytes(inputs.cost, inputs.rows(one.tokens), one.prefix + one.tokens)
+
+
+def _reserved(inputs: Inputs, cut: list[Chunk]) -> dict[str, int]:
+    if inputs.cost is None:
+        return {}
+    shapes = [(inputs.rows(one.tokens), one.prefix + one.tokens) for one in cut]
+    return plan_reserve.reserved(inputs.cost, inputs.score_limit_bytes, shapes, inputs.remedies, inputs.base_bytes)
 
 
 def _ms(inputs: Inputs, one: Chunk) -> float | None:
@@ -165,8 +178,17 @@ def budget_for(inputs: Inputs, headroom_bytes: int) -> int | None:
     inputs.cost is known.
     """
     assert inputs.cost is not None
+    ranks, longest = inputs.context_parallel, max(inputs.prompts)
     pairs = paths.pairs_within(inputs.cost, usable_bytes(headroom_bytes) - inputs.base_bytes)
-    return largest_budget(rules_of(inputs), pairs, inputs.cached, max(inputs.prompts))
+    # A rank's share of the rows is rounded up; and where this is little, chunks that are not shared must fit as well.
+    if pairs >= 2 * ranks * longest:
+        pairs = pairs * ranks - (ranks - 1) * longest
+    return largest_budget(rules_of(inputs), pairs, inputs.cached, longest)
+
+
+def least(inputs: Inputs) -> Plan:
+    """The plan of the longest prompt under the smallest budget, by memory alone: what holds least."""
+    return plan(with_budget(replace(inputs, mode=latency.Mode()), QUANTUM), max(inputs.prompts))
 
 
 def with_budget(inputs: Inputs, budget: int) -> Inputs:
@@ -194,4 +216,5 @@ def as_data(inputs: Inputs, planned: Plan) -> dict[str, Any]:
         "makespan_ms": planned.makespan_ms,
         "floor_exceeds_budget_from": planned.floor_exceeds_budget_from,
         "fixed_with_same_peak": vars(planned.fixed),
+        "notes": inputs.notes,
     }

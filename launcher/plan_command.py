@@ -11,15 +11,16 @@ from typing import Annotated
 import typer
 
 from dynchunk.policy import paths
+from dynchunk.policy.auto_budget import MARGIN_PERCENT
 from dynchunk.settings import SettingsError
-from launcher import dotenv
+from launcher import dotenv, tables, values
 from launcher.plan_inputs import GIB, Flags, Inputs, read
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
-def _option(text: str, *names: str, least: float | None = None) -> object:
-    return typer.Option(*names, help=text, show_default=False, min=least)
+def _option(text: str, *names: str) -> object:
+    return typer.Option(*names, help=text, show_default=False)
 
 
 def main(arguments: list[str]) -> None:
@@ -51,9 +52,9 @@ def plan(
     bytes_each: Annotated[float | None, _option("Measured bytes for each row and key, instead.", "--bytes")] = None,
     report: Annotated[Path | None, _option("A memguard report with a measured coefficient, instead.")] = None,
     score_mib: Annotated[str, _option("Limit of the score buffers, as DYNCHUNK_INDEXER_SCORE_MIB; 0: none.")] = "",
-    headroom: Annotated[float | None, _option("GiB that are free: say whether it fits.", least=0.0)] = None,
+    headroom: Annotated[float | None, _option("GiB that are free: say whether it fits.")] = None,
     max_budget_for: Annotated[
-        float | None, _option("GiB that are free: find the budget that fits, and plan it.", least=0.0)
+        float | None, _option("GiB that are free: find the budget that fits, and plan it.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The plan as data.")] = False,
     plot: Annotated[Path | None, _option("Draw chunk, transient and time against the prefix: FILE.png.")] = None,
@@ -84,33 +85,56 @@ def plan(
         report,
     )
     try:
+        free = _gib_bytes("--headroom", headroom)
+        fitting = _gib_bytes("--max-budget-for", max_budget_for)
+        _check_plot(plot)
         inputs = read(flags, dotenv.merged(os.environ, env_file).environ)
         solved = None
-        if max_budget_for is not None:
-            inputs = _with_budget_for(inputs, max_budget_for)
+        if fitting is not None:
+            inputs = _with_budget_for(inputs, fitting)
             solved = inputs.resolved.limits.budget
     except SettingsError as error:
         print(f"dynchunk plan: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
-    free = headroom if headroom is not None else max_budget_for
-    _publish(inputs, solved, None if free is None else round(free * GIB), as_json=as_json, plot=plot)
+    _publish(inputs, solved, fitting if free is None else free, as_json=as_json, plot=plot)
 
 
-def _with_budget_for(inputs: Inputs, gib: float) -> Inputs:
+def _gib_bytes(flag: str, gib: float | None) -> int | None:
+    """Bytes. Raises SettingsError for what is no amount of memory."""
+    try:
+        return None if gib is None else round(values.number(gib, 0, values.MOST_GIB) * GIB)
+    except ValueError as error:
+        raise SettingsError([f"{flag} {error} GiB"]) from None
+
+
+def _check_plot(plot: Path | None) -> None:
+    """Raises SettingsError for a name under which the drawing would not be found."""
+    if plot is None:
+        return
+    if plot.is_dir():
+        raise SettingsError([f"--plot {plot}: it is a folder; name a file in it: {plot / 'plan.png'}"])
+    if plot.suffix.lower() != ".png":
+        raise SettingsError([f"--plot {plot}: what is drawn is a PNG; write --plot {plot.with_suffix('.png')}"])
+
+
+def _with_budget_for(inputs: Inputs, free_bytes: int) -> Inputs:
     """The inputs with the largest budget that fits. Raises SettingsError where none does."""
     from launcher import plan as planning
 
     if inputs.cost is None:
         raise SettingsError(["--max-budget-for needs --path, --bytes or --report: what a row and key costs"])
-    found = planning.budget_for(inputs, round(gib * GIB))
-    if found is None:
-        limits = inputs.resolved.limits
-        problem = (
-            f"--max-budget-for {gib:g}: even chunks of {limits.chunk_min:,} hold more than that on a prompt of "
-            f"{max(inputs.prompts):,} tokens; lower DYNCHUNK_CHUNK_MIN or CONTEXT_LENGTH, or free memory"
-        )
-        raise SettingsError([problem])
-    return planning.with_budget(inputs, found)
+    found = planning.budget_for(inputs, free_bytes)
+    if found is not None:
+        return planning.with_budget(inputs, found)
+    least = planning.least(inputs)
+    problem = (
+        f"--max-budget-for {free_bytes / GIB:g}: under the smallest budget a prompt of {least.prompt:,} tokens has "
+        f"chunks of {least.top.tokens:,} on a prefix of {least.top.prefix:,}, which hold "
+        f"{(least.peak_bytes or 0) / GIB:.3g} GiB; {planning.usable_bytes(free_bytes) / GIB:.3g} GiB of what is free "
+        f"are to be used, {MARGIN_PERCENT} % are left for the allocator and others; lower DYNCHUNK_CHUNK_MIN or "
+        "CONTEXT_LENGTH, or free memory"
+    )
+    raise SettingsError([problem])
 
 
 def _publish(inputs: Inputs, solved: int | None, free_bytes: int | None, *, as_json: bool, plot: Path | None) -> None:
@@ -133,7 +157,7 @@ def _publish(inputs: Inputs, solved: int | None, free_bytes: int | None, *, as_j
         print(f"budget: {solved:,} token^2 fit; DYNCHUNK_BUDGET={solved / 1e6:g}M")
     print(inputs.resolved.describe())
     for note in inputs.notes:
-        print(f"note: {note}")
+        print(tables.printable(f"note: {note}"))
     for one in plans:
         print()
         plan_report.show(inputs, one, free_bytes)

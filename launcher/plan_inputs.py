@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from math import ceil
 from pathlib import Path
 
 from dynchunk import effective
 from dynchunk.policy import latency, paths
-from dynchunk.policy.coefficient import LINE
-from dynchunk.policy.latency import EQUAL, OFF, Mode, Model
+from dynchunk.policy.latency import EQUAL, OFF, TICKS_PER_MS, Mode, Model
 from dynchunk.policy.score_budget import MIB, PLAIN_LIMIT_BYTES
 from dynchunk.settings import Settings, SettingsError, whole
-from launcher import environment, plan_reserve
+from launcher import environment, model_context, plan_measured, plan_reserve, setting, values
+from launcher.setting import Setting
 
 GIB = 1 << 30
 COEFFICIENTS = ("a", "b", "c", "gamma")
 LONGEST_PROMPT = 10**8
+MOST_MS = 10**6  # a coefficient above it is a slip of the pen, and its times would no longer be numbers
+SLOWEST_RATE, FASTEST_RATE = 0.001, 10**9
+NO_MODEL = "/no/model"  # a folder that is not there: nothing is known of the model
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ class Flags:
 class Inputs:
     """What a plan is worked out from. Tokens; rates are (chunk, tokens/s) by size.
 
-    cost: what a row and key holds, None where it is not known. base_bytes: held however small the chunk.
+    cost: what a row and key holds, None where it is not known. context_parallel: ranks that share a chunk's rows, as
+    far as `cost` does not count that already. base_bytes: held however small the chunk.
     score_limit_bytes: of the score buffers, where the path keeps one. remedies: see plan_reserve.
     """
 
@@ -68,10 +70,15 @@ class Inputs:
     model: Model | None = None
     rates: list[tuple[int, float]] = field(default_factory=list)
     cost: paths.Cost | None = None
+    context_parallel: int = 1
     base_bytes: int = 0
     score_limit_bytes: int = 0
     remedies: dict[str, plan_reserve.Remedy] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def rows(self, tokens: int) -> int:
+        """What one rank scores of a chunk; the engine shares none that has less than two rows for each rank."""
+        return tokens if tokens < 2 * self.context_parallel else paths.ceil_div(tokens, self.context_parallel)
 
 
 SETTING_FLAGS = {
@@ -88,43 +95,24 @@ SETTING_FLAGS = {
 
 def read(flags: Flags, environ: Mapping[str, str]) -> Inputs:
     """Flags over the environment. Raises SettingsError with every problem."""
-    given = {variable: getattr(flags, name) for name, variable in SETTING_FLAGS.items() if getattr(flags, name)}
-    # No model is served here, and mode `off` has chunks that can be planned as well.
-    merged = {**environ, **given, "MODEL_PATH": "unused", "DYNCHUNK_MODE": "on"}
-    reading = environment.read_all(merged)
-    launch, settings, problems = reading.launch, reading.settings, list(reading.problems)
-    static = launch.chunked_prefill_size
-    if flags.chunk_max:
-        static = max(static, settings.chunk_max or 0)  # a larger one is what --chunked-prefill-size would be set to
-    if static <= 0:
-        problems.append(f"CHUNKED_PREFILL_SIZE={static} turns chunked prefill off; plan with --max, or set it to 2048")
-        raise SettingsError(problems)
+    problems: list[str] = []
+    notes: list[str] = []
+    start = _setting(flags, environ, problems, notes)
+    settings = start.settings
     prompts = [
-        n for text in flags.prompts or (str(launch.context_length),) if (n := _tokens("--prompt", text, problems))
+        n for text in flags.prompts or (str(start.launch.context_length),) if (n := _tokens("--prompt", text, problems))
     ]
     cached = _tokens("--cached", flags.cached, problems, low=0) if flags.cached else 0
     if prompts and cached >= min(prompts):
         problems.append(f"--cached {cached:,} leaves nothing to compute of a prompt of {min(prompts):,} tokens")
     model = _model(flags, settings, problems)
-    notes: list[str] = []
-    mode = latency.parse_mode(settings.latency)
-    if mode.kind != OFF and model is None:
-        if flags.latency:
-            problems.append(f"--latency {flags.latency} needs coefficients: --model a=..,b=..,c=..,gamma=.. (ms)")
-        notes.append(f"DYNCHUNK_LATENCY={settings.latency} is left out: its model is not known; give it with --model")
-        mode = Mode()
+    mode = _mode(flags, settings, model, problems, notes)
     rates = _rates(flags.rates, problems)
-    cost, base_bytes = _cost(flags, settings, problems)
+    cost, base_bytes = _cost(flags, start, problems, notes)
+    notes += _ranks(start, cost)
     align = _tokens("--align", flags.align, problems) if flags.align else effective.SMALLEST_DEFAULT_PAGE_TOKENS
     base = _tokens("--base", flags.base, problems) if flags.base else 0
-    try:
-        resolved = effective.resolve(
-            settings, engine_page=launch.page_size or 1, static_tokens=static, context_tokens=None
-        )
-    except SettingsError as error:
-        raise SettingsError([*problems, *error.problems]) from None
-    if problems:
-        raise SettingsError(problems)
+    resolved = _resolved(flags, start, problems)
     limits = resolved.limits
     if mode.kind == EQUAL and base > limits.chunk_max:
         notes.append(
@@ -137,17 +125,78 @@ def read(flags: Flags, environ: Mapping[str, str]) -> Inputs:
         max(limits.chunk_min, settings.latency_min or 0),
         align,
         base or limits.chunk_max,
-        launch.pp_size,
+        start.launch.pp_size,
         prompts,
         cached,
         model,
         rates,
         cost,
+        start.context_parallel if cost and not _is_measured(cost) else 1,
         base_bytes,
         _score_limit_bytes(settings),
         plan_reserve.remedies(settings, _score_limit_bytes(settings) if cost and cost.bound_bytes else 0),
         [*notes, *resolved.notes],
     )
+
+
+def _setting(flags: Flags, environ: Mapping[str, str], problems: list[str], notes: list[str]) -> Setting:
+    """What would be started: the environment under the flags. Raises SettingsError where it cannot be read at all."""
+    given = {variable: getattr(flags, name) for name, variable in SETTING_FLAGS.items() if getattr(flags, name)}
+    model_path = environ.get("MODEL_PATH", "").strip()
+    # Mode `off` has chunks that can be planned as well.
+    merged = {**environ, **given, "MODEL_PATH": model_path or NO_MODEL, "DYNCHUNK_MODE": "on"}
+    reading = environment.read_all(merged)
+    problems += reading.problems
+    launch, longer = model_context.fitted(reading.launch, environ, {})
+    try:
+        start = setting.of(launch, reading.settings)
+    except ValueError:  # EXTRA_ARGS, and said already
+        raise SettingsError(problems) from None
+    problems += start.unreadable_flags()
+    notes += [] if flags.prompts else longer
+    return start
+
+
+def _resolved(flags: Flags, start: Setting, problems: list[str]) -> effective.Effective:
+    """The rule in force. Raises SettingsError with `problems` and its own."""
+    static = start.chunk
+    if flags.chunk_max:
+        static = max(static, start.settings.chunk_max or 0)  # what --chunked-prefill-size would be set to
+    if static <= 0:
+        size = f"CHUNKED_PREFILL_SIZE={start.launch.chunked_prefill_size}"
+        what = "leaves no token to a data-parallel rank" if static == 0 < start.dp_attention - 1 else ""
+        what = what or "turns chunked prefill off"
+        raise SettingsError([*problems, f"{size} {what}; plan with --max, or set it to {2048 * start.dp_attention}"])
+    try:
+        resolved = effective.resolve(start.settings, engine_page=start.page, static_tokens=static, context_tokens=None)
+    except SettingsError as error:
+        raise SettingsError([*problems, *error.problems]) from None
+    if problems:
+        raise SettingsError(problems)
+    return resolved
+
+
+def _mode(flags: Flags, settings: Settings, model: Model | None, problems: list[str], notes: list[str]) -> Mode:
+    """DYNCHUNK_LATENCY, which needs a model."""
+    mode = latency.parse_mode(settings.latency)
+    if mode.kind == OFF or model is not None:
+        return mode
+    if flags.latency:
+        problems.append(f"--latency {flags.latency} needs coefficients: --model a=..,b=..,c=..,gamma=.. (ms)")
+    notes.append(f"DYNCHUNK_LATENCY={settings.latency} is left out: its model is not known; give it with --model")
+    return Mode()
+
+
+def _ranks(start: Setting, cost: paths.Cost | None) -> Iterator[str]:
+    """What the engine's ranks make of a chunk."""
+    if start.dp_attention > 1:
+        yield (
+            f"CHUNKED_PREFILL_SIZE={start.launch.chunked_prefill_size:,} on {start.dp_attention} data-parallel ranks "
+            f"is {start.chunk:,} tokens per rank; this is the plan of one"
+        )
+    if start.context_parallel > 1 and cost is not None:
+        of_a_rank = "what was measured is taken for one rank's" if _is_measured(cost) else "memory is that of one rank"
+        yield f"the rows of a chunk are divided by {start.context_parallel} (context parallel prefill); {of_a_rank}"
 
 
 def _tokens(flag: str, text: str, problems: list[str], low: int = 1) -> int:
@@ -162,9 +211,11 @@ def _numbers(flag: str, text: str, problems: list[str]) -> dict[str, float]:
     """`name=number,name=number`."""
     found: dict[str, float] = {}
     for item in filter(None, (item.strip() for item in text.split(","))):
-        name, _, number = item.partition("=")
+        name, _, number = (part.strip() for part in item.partition("="))
+        if name in found:
+            problems.append(f"{flag} {item!r}: {name} is given twice")
         try:
-            found[name.strip()] = float(number)
+            found[name] = float(number)
         except ValueError:
             problems.append(f"{flag} {item!r}: not NAME=NUMBER")
     return found
@@ -181,17 +232,27 @@ def _model(flags: Flags, settings: Settings, problems: list[str]) -> Model | Non
         problems.append(f"--model {flags.model!r}: {wrong}; accepted: a=..,b=..,c=..,gamma=.. in ms and tokens")
         return None
     try:
-        return latency.from_ms(*(found.get(name, 0.0) for name in COEFFICIENTS))
+        return latency.from_ms(*(_finite(name, found.get(name, 0.0)) for name in COEFFICIENTS))
     except ValueError as error:
         problems.append(f"--model {flags.model!r}: {error}")
         return None
+
+
+def _finite(name: str, ms: float) -> float:
+    """A coefficient that is a time; which of them may be 0 is the model's to say."""
+    try:
+        return values.number(ms, 0, MOST_MS)
+    except ValueError as error:
+        raise ValueError(f"{name}={error}") from None
 
 
 def _saved(settings: Settings) -> Model | None:
     if settings.model_file is None:
         return None
     try:
-        ticks = json.loads(Path(settings.model_file).read_text(encoding="utf-8"))["ticks"]
+        ticks = values.parsed(Path(settings.model_file).read_text(encoding="utf-8"))["ticks"]
+        for name in COEFFICIENTS:
+            values.number(ticks[name], 0, MOST_MS * TICKS_PER_MS)
         return Model(**{name: int(ticks[name]) for name in COEFFICIENTS})
     except (OSError, ValueError, KeyError, TypeError):
         return None  # nothing learned yet, or of no use: the server says which
@@ -199,13 +260,18 @@ def _saved(settings: Settings) -> Model | None:
 
 def _rates(text: str, problems: list[str]) -> list[tuple[int, float]]:
     """`chunk=tokens/s`, by chunk."""
-    rates = []
+    rates: dict[int, float] = {}
     for name, rate in _numbers("--rates", text, problems).items():
         tokens = _tokens("--rates", name, problems)
-        if not 0 < rate < float("inf"):
-            problems.append(f"--rates {name}={rate:g}: not a rate in tokens/s")
-        rates.append((tokens, rate))
-    return sorted(rates)
+        if tokens in rates:
+            problems.append(f"--rates {name}: a chunk of {tokens:,} is given twice")
+        try:
+            rates[tokens] = values.number(rate, SLOWEST_RATE, FASTEST_RATE)
+        except ValueError:
+            problems.append(
+                f"--rates {name}={rate:g}: not a rate in tokens/s from {SLOWEST_RATE:g} to {FASTEST_RATE:,}"
+            )
+    return sorted(rates.items())
 
 
 def _score_limit_bytes(settings: Settings) -> int:
@@ -214,26 +280,42 @@ def _score_limit_bytes(settings: Settings) -> int:
     return limit * MIB if isinstance(limit, int) else PLAIN_LIMIT_BYTES
 
 
-def _cost(flags: Flags, settings: Settings, problems: list[str]) -> tuple[paths.Cost | None, int]:
+MEASURED = ("given with --bytes", "measured: ")
+
+
+def _is_measured(cost: paths.Cost) -> bool:
+    """Whether it was measured in an engine, on whatever part of the rows one of its ranks has."""
+    return cost.source.startswith(MEASURED)
+
+
+def _cost(flags: Flags, start: Setting, problems: list[str], notes: list[str]) -> tuple[paths.Cost | None, int]:
     """What a row and key holds, and what is held beside it: measured where there is a measurement, else of the path."""
+    limit_bytes, reported = _score_limit_bytes(start.settings), start.settings.report
     if flags.bytes_each is not None:
-        if 0 < flags.bytes_each < 10**6:
-            return paths.Cost(ceil(flags.bytes_each * paths.MILLI), None, "given with --bytes"), 0
+        if 0 < flags.bytes_each < plan_measured.MOST_BYTES_PER_PAIR:
+            return paths.Cost(plan_measured.millibytes(flags.bytes_each), None, MEASURED[0]), 0
         problems.append(f"--bytes {flags.bytes_each:g}: not bytes for a row and key, 12.5 for instance")
-    elif flags.report is not None or (settings.report is not None and not flags.path):
-        file = flags.report or Path(str(settings.report))
-        name = f"--report {file}" if flags.report else f"DYNCHUNK_REPORT={file}"
+    elif flags.report is not None:
         try:
-            measured = json.loads(file.read_text(encoding="utf-8"))["coefficient"]
-            if measured["kind"] != LINE:
-                problems.append(f"{name}: what it measured follows no line ({measured['kind']})")
-                return None, 0
-            each, base = ceil(float(measured["bytes_per_pair"]) * paths.MILLI), int(measured["base_bytes"])
-            return paths.Cost(each, None, f"measured: {file}"), base
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            problems.append(f"{name}: no measured coefficient in it ({error!r})")
+            return _measured(flags.report)
+        except plan_measured.ReportError as error:
+            problems.append(f"--report {flags.report}: {error}")
     elif flags.path in paths.PATHS:
-        return paths.of_path(flags.path, _score_limit_bytes(settings)), 0
+        return paths.of_path(flags.path, limit_bytes), 0
     elif flags.path:
         problems.append(f"--path {flags.path}: no such path; accepted: {', '.join(paths.PATHS)}")
+    else:
+        if reported is not None:
+            try:
+                return _measured(Path(reported))
+            except plan_measured.ReportError as error:
+                notes.append(f"DYNCHUNK_REPORT={reported} is left out: {error}")
+        if start.path:
+            notes.append(f"memory is that of --path {start.path}, by the model's config.json")
+            return paths.of_path(start.path, limit_bytes), 0
     return None, 0
+
+
+def _measured(file: Path) -> tuple[paths.Cost, int]:
+    found = plan_measured.of_report(file)
+    return paths.Cost(found.millibytes, None, f"{MEASURED[1]}{file}"), found.base_bytes

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dynchunk.policy import latency, paths
 from dynchunk.policy.auto_budget import MARGIN_PERCENT
-from dynchunk.policy.ladder import Chunk, peak
 from dynchunk.policy.latency import EQUAL, PIPELINE
 from launcher import tables
 from launcher.plan import Band, Plan, usable_bytes
@@ -65,7 +64,7 @@ def summary(inputs: Inputs, planned: Plan, headroom_bytes: int | None) -> list[s
 
 
 def _memory(inputs: Inputs, planned: Plan, headroom_bytes: int | None) -> list[str]:
-    top = peak(planned.chunks)
+    top = planned.top
     if inputs.cost is None or planned.peak_bytes is None:
         known = ", ".join(paths.PATHS)
         return [f"memory: not known without --path ({known}), --bytes or --report"]
@@ -73,10 +72,12 @@ def _memory(inputs: Inputs, planned: Plan, headroom_bytes: int | None) -> list[s
     lines = [f"memory: at most {held / GIB:.2f} GiB for a moment, {top.tokens:,} new tokens on {top.prefix:,}"]
     lines[0] += f" ({inputs.cost.source})"
     if inputs.cost.bound_bytes is not None:
-        uncut = paths.transient_bytes(replace(inputs.cost, bound_bytes=None), top.tokens, top.prefix + top.tokens)
+        uncut = paths.transient_bytes(
+            replace(inputs.cost, bound_bytes=None), inputs.rows(top.tokens), top.prefix + top.tokens
+        )
         lines.append(f"  without the limit on its scores {uncut / GIB:.2f} GiB")
     elif inputs.cost.parts:
-        lines.append("  of it " + ", ".join(_parts(inputs.cost, top)))
+        lines.append("  of it " + ", ".join(_parts(inputs.cost, inputs.rows(top.tokens), top.prefix + top.tokens)))
     lines.append(_reserved(inputs, planned))
     if headroom_bytes is not None:
         usable = usable_bytes(headroom_bytes)
@@ -101,9 +102,8 @@ def _reserved(inputs: Inputs, planned: Plan) -> str:
     )
 
 
-def _parts(cost: paths.Cost, top: Chunk) -> list[str]:
-    keys = top.prefix + top.tokens
-    return [f"{part.name} {paths.part_bytes(part, top.tokens, keys) / GIB:.2f} GiB" for part in cost.parts]
+def _parts(cost: paths.Cost, rows: int, keys: int) -> list[str]:
+    return [f"{part.name} {paths.part_bytes(part, rows, keys) / GIB:.2f} GiB" for part in cost.parts]
 
 
 def _time(inputs: Inputs, planned: Plan) -> list[str]:

@@ -6,11 +6,10 @@ little more than any block that is kept, the reserve grows although no chunk doe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dynchunk.policy import allocator, paths
-from dynchunk.policy.ladder import Chunk
 from dynchunk.prime_cache import resolve
 from dynchunk.settings import Settings
 
@@ -41,11 +40,24 @@ def remedies(settings: Settings, score_limit_bytes: int) -> dict[str, Remedy]:
     return found
 
 
-def reserved(cost: paths.Cost, score_limit_bytes: int, cut: list[Chunk], chosen: dict[str, Remedy]) -> dict[str, int]:
-    """The most that is reserved, in bytes, by the names of `remedies`. Nothing else allocates: an upper bound."""
-    sizes = [list(_buffers(cost, score_limit_bytes, one.tokens, one.prefix + one.tokens)) for one in cut]
+def reserved(
+    cost: paths.Cost, score_limit_bytes: int, cut: Sequence[tuple[int, int]], chosen: dict[str, Remedy], base_bytes: int
+) -> dict[str, int]:
+    """The most that is reserved, in bytes, by the names of `remedies`; never below the most that is live.
+
+    cut: (rows, keys) of each chunk on one rank. base_bytes: held however small the chunk. What is live beside the
+    buffers that follow one another (masks, page tables, tiles that overlap) is held throughout at its most: it is many
+    small tensors, which leave less behind than one that grows would. Nothing else allocates.
+    """
+    sizes = [list(_buffers(cost, score_limit_bytes, rows, keys)) for rows, keys in cut]
+    beside = max(
+        (paths.transient_bytes(cost, rows, keys) - max(each) for (rows, keys), each in zip(cut, sizes, strict=True)),
+        default=0,
+    )
     return {
-        kind: allocator.ramp(sizes, remedy=remedy.name, prime_bytes=remedy.prime_bytes).reserved_bytes
+        kind: allocator.ramp(
+            sizes, remedy=remedy.name, prime_bytes=remedy.prime_bytes, held_bytes=base_bytes + max(beside, 0)
+        ).reserved_bytes
         for kind, remedy in chosen.items()
     }
 

@@ -24,7 +24,6 @@ WITH_KEY = (
     'import os, runpy, sys; sys.argv[1:1] = ["--api-key=" + os.environ["API_KEY"]]; '
     'runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)'
 )
-MAY_BE_LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 
 
 class StartError(Exception):
@@ -57,7 +56,7 @@ def plan(environ: Mapping[str, str]) -> Plan:
     warnings += allocator.fraction_warnings(settings, launch.mem_fraction_static)
     notes: list[str] = []
     origins: dict[str, str] = {}
-    launch, longer = _fit_context(launch, environ, origins)
+    launch, longer = model_context.fitted(launch, environ, origins)
     warnings += longer
     refused = allocator.problems(environ, allow_expandable_segments=settings.allow_expandable_segments)
     refused += allocator.fraction_problems(settings, environ, launch.mem_fraction_static)
@@ -107,37 +106,6 @@ def _effective(
     except SettingsError as error:
         return None, error.problems
     return resolved, []
-
-
-def _fit_context(
-    launch: environment.Launch, environ: Mapping[str, str], origins: dict[str, str]
-) -> tuple[environment.Launch, list[str]]:
-    """The default context made to fit the model; a warning where the engine will not take what is asked for."""
-    asked, chosen = launch.context_length, "context_length" in launch.explicit
-    try:
-        words = environment.extra_flags(launch)
-    except ValueError:  # reported where they are read
-        words = []
-    model = launch.model_path or ""
-    longest = model_context.own_maximum(model, words, environ) if model else asked
-    if longest is None and not chosen and model_context.is_a_name(model):
-        warning = (
-            f"what {model} is made for is not known before it is downloaded; where that is less than the default "
-            f"CONTEXT_LENGTH of {asked:,}, the engine says so and ends: set CONTEXT_LENGTH to what it says then"
-        )
-        return launch, [warning]
-    if longest is None or asked <= longest:
-        return launch, []
-    if not chosen:
-        origins["CONTEXT_LENGTH"] = "the model's config.json"
-        return replace(launch, context_length=longest), []
-    if environ.get(MAY_BE_LONGER, "").strip().lower() in {"1", "true", "yes", "y"}:
-        return launch, []
-    warning = (
-        f"CONTEXT_LENGTH={asked:,} is above the {longest:,} that the model's config.json says, and the engine refuses "
-        f"that; lower it or leave it unset, or set {MAY_BE_LONGER}=1 if you know that the model can do it"
-    )
-    return launch, [warning]
 
 
 def show(planned: Plan, given: dotenv.Merged) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dynchunk.policy import paths
-from launcher import address, dotenv, tables
+from launcher import address, dotenv, plan_measured, tables, values
 from scripts.doctor import examine, memory_rules, readings
 from scripts.doctor.verdict import GIB, Check, Level, fail
 
@@ -36,7 +38,7 @@ def doctor(  # noqa: PLR0917 - typer makes an option of each
         str, typer.Option(help="Where a server may run already.", show_default="http://HOST:PORT of the settings")
     ] = "",
     guard_gib: Annotated[
-        float, typer.Option(min=0.0, help="The MemAvailable at which memguard aborts.")
+        float, typer.Option(help="The MemAvailable at which memguard aborts.")
     ] = memory_rules.GUARD_BYTES / GIB,
     path: Annotated[
         str, typer.Option(help=f"The engine's attention path: {', '.join(paths.PATHS)}.", show_default="the model's")
@@ -44,13 +46,17 @@ def doctor(  # noqa: PLR0917 - typer makes an option of each
     bytes_each: Annotated[
         float | None,
         typer.Option(
-            "--bytes", min=0.0, help="What one row and key takes, as memguard measured it.", show_default="of the path"
+            "--bytes", help="What one row and key takes, as memguard measured it.", show_default="of the path"
         ),
     ] = None,
 ) -> None:
     """Check, print, exit."""
-    if path and path not in paths.PATHS:
-        raise typer.BadParameter(f"no such path; accepted: {', '.join(paths.PATHS)}", param_hint="--path")
+    wrong = list(_wrong(path, guard_gib, bytes_each))
+    if wrong and as_json:
+        print(json.dumps(as_data(wrong), indent=1))
+    if wrong:
+        print("\n".join(f"dynchunk doctor: {check.reason}" for check in wrong), file=sys.stderr)
+        raise typer.Exit(2)
     try:
         environ = dotenv.merged(os.environ, settings_file).environ
         server, api_key = url.rstrip("/") or address.server_url(environ), address.api_key(environ)
@@ -71,6 +77,20 @@ def doctor(  # noqa: PLR0917 - typer makes an option of each
     else:
         show(checks)
     raise typer.Exit(1 if any(check.level is Level.FAIL for check in checks) else 0)
+
+
+def _wrong(path: str, guard_gib: float, bytes_each: float | None) -> Iterator[Check]:
+    """A failed check for each option that nothing can be worked out with."""
+    if path and path not in paths.PATHS:
+        yield fail("options", f"--path {path}: no such path; accepted: {', '.join(paths.PATHS)}", "")
+    for option, value, most in (
+        ("--guard-gib", guard_gib, values.MOST_GIB),
+        ("--bytes", bytes_each, plan_measured.MOST_BYTES_PER_PAIR),
+    ):
+        try:
+            values.number(0 if value is None else value, 0, most)
+        except ValueError as error:
+            yield fail("options", f"{option} {error}", "")
 
 
 def as_data(checks: list[Check]) -> dict[str, object]:

@@ -72,6 +72,8 @@ def dp_attention(chunk: int, dp_size: int, chunk_max: int | None) -> Check:
     reason = f"CHUNKED_PREFILL_SIZE={chunk:,} on {dp_size} data-parallel ranks is {each:,} tokens per rank"
     if chunk_max is not None and chunk_max > each:
         reason += f"; DYNCHUNK_CHUNK_MAX={chunk_max:,} is above that and does not count"
+    if each < 1:
+        return fail(name, reason, f"CHUNKED_PREFILL_SIZE={chunk * dp_size} for {chunk:,} on each rank")
     return warn(name, reason, f"CHUNKED_PREFILL_SIZE={chunk * dp_size} for {chunk:,} on each rank, if memory allows")
 
 
@@ -98,7 +100,7 @@ def mixed_with_speculation(algorithm: str) -> Check:
 def page_and_chunk(chunk: int, page: int) -> Check:
     """What the engine asserts at start, after loading: its chunk is whole pages."""
     name = "chunk and page"
-    if chunk % page == 0:
+    if chunk and chunk % page == 0:
         return ok(name, f"{chunk:,} is {chunk // page:,} pages of {page}")
     cure = f"CHUNKED_PREFILL_SIZE={chunk // page * page}" if chunk > page else f"CHUNKED_PREFILL_SIZE={page} or more"
     return fail(name, f"a chunk of {chunk:,} is no multiple of the engine's page of {page}; it will not start", cure)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from math import ceil
 from pathlib import Path
 
 from dynchunk.policy import auto_budget, paths
+from dynchunk.policy.budget import chunk_tokens, most_pairs
+from launcher.setting import Setting
 from scripts.doctor import containers, engine, killers, memory_rules, settings_checks
 from scripts.doctor.readings import Machine, docker_containers
-from scripts.doctor.settings_checks import Setting
 from scripts.doctor.verdict import Check, fail, gib, not_checked, ok, warn
 from scripts.image import prove_adapter
 
@@ -29,17 +31,34 @@ def examine(
     bytes_each: float | None = None,
 ) -> list[Check]:
     """Every check on one look at the machine. url, api_key: where a server may run already. The rest: see headroom."""
-    found = engine.checks(environ, in_container=here.container is not None)
+    found = _part("engine", lambda: engine.checks(environ, in_container=here.container is not None))
     if any(entry.endswith("adapter/boot") for entry in environ.get("PYTHONPATH", "").split(os.pathsep)):
-        found.append(start_hook())
-    setting, said = settings_checks.read(environ)
-    found += said
-    if setting is not None:
-        found += settings_checks.checks(setting, environ, [d["capability"] for d in here.devices["devices"]])
-    found += devices(here)
-    found += memory(here, setting, guard_bytes, path, bytes_each)
-    found += around(here, guard_bytes)
-    return found + engine.running(url, api_key)
+        found += _part("start hook", lambda: [start_hook()])
+    setting: Setting | None = None
+
+    def settings() -> list[Check]:
+        nonlocal setting
+        setting, said = settings_checks.read(environ)
+        if setting is None:
+            return said
+        return said + settings_checks.checks(setting, environ, [d["capability"] for d in here.devices["devices"]])
+
+    found += _part("settings", settings)
+    found += _part("GPU", lambda: devices(here))
+    found += _part("memory", lambda: memory(here, setting, guard_bytes, path, bytes_each))
+    found += _part("surroundings", lambda: around(here, guard_bytes))
+    return found + _part("running server", lambda: engine.running(url, api_key))
+
+
+def _part(name: str, look: Callable[[], list[Check]]) -> list[Check]:
+    """One part of the report. Where a file, driver or server says what nobody foresaw, the others are still made."""
+    try:
+        return look()
+    except Exception as error:
+        reason = f"this part of doctor broke: {type(error).__name__}: {error}"
+        return [
+            fail(name, reason, "what it reads is not as it should be, or doctor is: ./dynchunk collect, and report it")
+        ]
 
 
 def start_hook() -> Check:
@@ -108,7 +127,7 @@ def headroom(
         return [not_checked(name, "DYNCHUNK_BUDGET=auto is worked out from the memory that is free at the start")]
     launch = setting.launch
     # Under context parallelism each rank scores its share of the rows.
-    pairs = memory_rules.most_pairs(limits, launch.context_length) // setting.context_parallel
+    pairs = most_pairs(partial(chunk_tokens, limits), launch.context_length) // setting.context_parallel
     known = path or setting.path
     cost = _cost(known or DEAREST, bytes_each, setting)
     guessed = not known and bytes_each is None

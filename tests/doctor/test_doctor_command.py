@@ -120,6 +120,7 @@ def test_settings_from_a_file(tmp_path: Path) -> None:
     assert "fail" not in levels(checks("--env-file", str(file), CHUNKED_PREFILL_SIZE="2048"), "settings")
     file.write_text("what is this\n")
     assert levels(checks("--env-file", str(file)), "settings") == ["fail"]
+    assert "it is a folder" in checks("--env-file", str(tmp_path))["settings"][0]["reason"]
 
 
 def test_a_running_server(httpserver: HTTPServer) -> None:
@@ -157,7 +158,80 @@ def test_the_cost_of_a_chunk_is_the_models(v4: str, tmp_path: Path) -> None:
     assert (named["level"], "dsa-torch" in named["reason"]) == ("fail", True)
     measured = memory("--bytes", "12.5", MODEL_PATH=v4)
     assert (measured["level"], "12.5 B for a row and key" in measured["reason"]) == ("fail", True)
-    assert doctor("--path", "none").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--path", "none"), "--path none: no such path"),
+        (("--guard-gib", "inf"), "--guard-gib inf: not a number"),
+        (("--guard-gib", "-1"), "--guard-gib -1.0: not a number"),
+        (("--bytes", "inf"), "--bytes inf: not a number"),
+        (("--bytes", "nan"), "--bytes nan: not a number"),
+    ],
+)
+def test_options_nothing_can_be_worked_out_with(words: tuple[str, str], said: str) -> None:
+    """Exit code 2 and one sentence, and JSON where that was asked for."""
+    done = doctor(*words)
+    assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (2, True, False)
+    done = doctor("--json", *words)
+    answer = json.loads(done.stdout)
+    assert done.returncode == 2
+    assert answer["ok"] is False
+    assert said in answer["checks"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        '{"sliding_window": "y"}',
+        '{"text_config": 5}',
+        '{"architectures": 5}',
+        '{"max_position_embeddings": 1e400}',
+        "[" * 100_000,
+    ],
+)
+def test_an_odd_model_file(tmp_path: Path, config: str) -> None:
+    """It is as if nothing were known of the model: all checks are made, and none of them breaks."""
+    (tmp_path / "config.json").write_text(config)
+    named = checks(MODEL_PATH=str(tmp_path))
+    assert levels(named, "settings") == ["ok"]
+    assert levels(named, "allocator") == ["ok"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    ["--swa-full-tokens-ratio nan", "--enable-prefill-cp --attn-cp-size -4", "--enable-dp-attention --dp-size x"],
+)
+def test_flags_the_engine_will_refuse(extra: str) -> None:
+    """A failed check that names the flag, and no figures worked out from it."""
+    named = checks(MODEL_PATH="/m", MAX_TOTAL_TOKENS="131072", EXTRA_ARGS=extra)
+    failed = [check["reason"] for check in named["settings"] if check["level"] == "fail"]
+    assert len(failed) == 1
+    assert failed[0].startswith("EXTRA_ARGS: --")
+    assert "context parallel prefill" not in named
+
+
+def test_a_report_to_count_with(tmp_path: Path) -> None:
+    """DYNCHUNK_REPORT is looked at: one that is not here, or holds nothing, is a warning with the reason."""
+    report = tmp_path / "run.json"
+    [missing] = checks(MODEL_PATH="/m", DYNCHUNK_REPORT=str(report))["report"]
+    assert (missing["level"], "there is no such file" in missing["reason"]) == ("warn", True)
+    report.write_text("{}")
+    [empty] = checks(MODEL_PATH="/m", DYNCHUNK_REPORT=str(report))["report"]
+    assert (empty["level"], "no measured coefficient" in empty["reason"]) == ("warn", True)
+    report.write_text(json.dumps({"coefficient": {"kind": "line", "bytes_per_pair": 12.5, "base_bytes": 0}}))
+    [good] = checks(MODEL_PATH="/m", DYNCHUNK_REPORT=str(report))["report"]
+    assert (good["level"], "12.5 B for a row and key" in good["reason"]) == ("ok", True)
+
+
+def test_a_part_that_breaks(httpserver: HTTPServer) -> None:
+    """A server of another kind answers nobody knows what: that check fails, the others are made."""
+    httpserver.expect_request("/server_info").respond_with_json({"internal_states": [{"dynchunk": {"hooks": 5}}]})
+    named = checks(MODEL_PATH="/m", PORT=str(httpserver.port))
+    assert levels(named, "running server") == ["fail"]
+    assert "this part of doctor broke" in named["running server"][0]["reason"]
+    assert levels(named, "allocator") == ["ok"]
 
 
 def test_an_automatic_budget(tmp_path: Path) -> None:

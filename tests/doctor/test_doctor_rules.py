@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynchunk.policy.budget import Budget
-from scripts.doctor import allocator_rules, chunk_rules, flags, killers, memory_rules
+from launcher import flag_values
+from scripts.doctor import allocator_rules, chunk_rules, killers, memory_rules
 from scripts.doctor.verdict import GIB, Level
 
 LIMITS = Budget(200_000_000, "prefix", 64, 256, 2048)
@@ -57,6 +58,7 @@ def test_data_parallel_attention_divides_the_chunk() -> None:
     assert "1,024 tokens per rank" in check.reason
     assert "DYNCHUNK_CHUNK_MAX=2,048" in check.reason
     assert "CHUNKED_PREFILL_SIZE=16384" in check.cure
+    assert chunk_rules.dp_attention(2, 4, chunk_max=None).level is Level.FAIL
 
 
 @pytest.mark.parametrize(("requests", "stages", "level"), [(3, 4, Level.FAIL), (4, 4, Level.OK), (9, 4, Level.OK)])
@@ -70,6 +72,7 @@ def test_page_and_chunk() -> None:
     assert chunk_rules.page_and_chunk(2_000, 64).cure == "CHUNKED_PREFILL_SIZE=1984"
     assert chunk_rules.page_and_chunk(100, 256).cure == "CHUNKED_PREFILL_SIZE=256 or more"
     assert chunk_rules.page_and_chunk(2_048, 64).level is Level.OK
+    assert chunk_rules.page_and_chunk(0, 64).level is Level.FAIL
 
 
 def test_truncation_alignment() -> None:
@@ -128,19 +131,16 @@ def test_a_threshold_without_a_fraction() -> None:
 def test_flags_are_read_as_argparse_would() -> None:
     """Both spellings, other names and unique beginnings; the last one counts; what is no number is none."""
     words = ["--dp-size", "2", "--dp-size=4", "--enable-dp-att", "--swa-full-tokens-ratio", "x"]
-    assert flags.whole(words, "--dp-size", "--data-parallel-size") == 4
-    assert flags.whole(["--data-parallel-size", "8"], "--dp-size", "--data-parallel-size") == 8
-    assert flags.given(words, "--enable-dp-attention")
-    assert not flags.given(words, "--enable-mixed-chunk")
-    assert flags.number(words, "--swa-full-tokens-ratio") is None
-    assert flags.value(words, "--page-size") is None
-
-
-def test_the_largest_chunk_in_pairs() -> None:
-    """The budget, or the floor where the context makes it dearer, or all of a short context."""
-    assert memory_rules.most_pairs(LIMITS, 512_000) == 200_000_000
-    assert memory_rules.most_pairs(LIMITS, 1_000_000) == 256_000_000
-    assert memory_rules.most_pairs(LIMITS, 10_000) == 20_480_000
+    assert flag_values.count(words, "--dp-size", "--data-parallel-size") == 4
+    assert flag_values.count(["--data-parallel-size", "8"], "--dp-size", "--data-parallel-size") == 8
+    assert flag_values.given(words, "--enable-dp-attention")
+    assert not flag_values.given(words, "--enable-mixed-chunk")
+    assert flag_values.number(words, "--swa-full-tokens-ratio") is None
+    assert flag_values.value(words, "--page-size") is None
+    for text in ("inf", "nan", "1e999", ""):
+        assert flag_values.number([f"--swa-full-tokens-ratio={text}"], "--swa-full-tokens-ratio") is None
+    for text in ("-4", "0", "4.0", "4e0", "x", "9" * 5000):
+        assert flag_values.count([f"--dp-size={text}"], "--dp-size") is None
 
 
 def test_headroom() -> None:

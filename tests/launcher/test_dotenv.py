@@ -43,6 +43,8 @@ def test_without_a_file_nothing_changes(tmp_path: Path, monkeypatch: pytest.Monk
     assert dotenv.merged({"PORT": "2"}).names == frozenset()
     with pytest.raises(SettingsError, match="no such file"):
         dotenv.merged({}, tmp_path / "other")
+    with pytest.raises(SettingsError, match=r"it is a folder; name the file in it: .*/\.env"):
+        dotenv.merged({}, tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"A=\xff\xfe", b"A=1\0"])

@@ -28,6 +28,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"max_position_embeddings": 4096, "rope_scaling": None}, 4096),
         ({}, None),
         ({"max_position_embeddings": "many"}, None),
+        ({"max_position_embeddings": float("inf")}, None),
+        ({"max_position_embeddings": float("nan")}, None),
+        ({"max_position_embeddings": 10**400}, None),
+        ({"max_position_embeddings": -1}, None),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": float("inf")}}, None),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": ["linear"], "factor": 2}}, 4096),
+        ({"text_config": 5, "max_position_embeddings": 4096}, 4096),
         ({"max_position_embeddings": 4096, "rope_scaling": "odd"}, None),
         ([], None),
     ],
@@ -46,7 +53,7 @@ def test_overrides_on_the_command_line(tmp_path: Path) -> None:
     assert model_context.own_maximum(str(tmp_path), ["--json-model-override-args={"], {}) is None
 
 
-@pytest.mark.parametrize("content", [None, b"{", b"\xff"])
+@pytest.mark.parametrize("content", [None, b"{", b"\xff", b"[" * 100_000])
 def test_a_config_that_cannot_be_read(tmp_path: Path, content: bytes | None) -> None:
     """Nothing is known then, and nothing is said."""
     if content is not None:

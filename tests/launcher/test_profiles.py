@@ -9,7 +9,7 @@ import pytest
 
 from dynchunk.policy.budget import last_prefix_within
 from launcher import serve
-from scripts.doctor.settings_checks import Setting
+from launcher.setting import Setting
 from scripts.doctor.settings_checks import read as read_settings
 from scripts.doctor.verdict import Level
 from tests.conftest import ROOT, clean_environ

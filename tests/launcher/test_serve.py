@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dynchunk.settings import SettingsError, knob_fields
-from launcher import dotenv, environment, serve
+from launcher import dotenv, environment, model_context, serve
 from tests.conftest import ROOT, clean_environ
 from tests.launcher.conftest import dynchunk, within
 
@@ -263,7 +263,7 @@ def test_a_context_above_the_models_own(tmp_path: Path, asked: str, warned: bool
     assert [w.startswith(f"CONTEXT_LENGTH={int(asked):,} is above the 32,768") for w in planned.warnings] == [
         True
     ] * warned
-    assert serve.plan(environ | {serve.MAY_BE_LONGER: "1"}).warnings == []
+    assert serve.plan(environ | {model_context.MAY_BE_LONGER: "1"}).warnings == []
 
 
 def test_a_model_that_is_not_here_yet(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""What a row and key costs, from a report of memguard, and what is wrong with one that does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dynchunk.policy import paths
+from dynchunk.policy.coefficient import LINE
+from launcher import address, values
+
+MOST_BYTES_PER_PAIR = 10**6
+MOST_BASE_BYTES = 1 << 50
+NOTHING_MEASURED = (
+    "this report has no measured coefficient: it is of an older version or of a stock engine; run memguard again"
+)
+
+
+class ReportError(ValueError):
+    """A report holds nothing to count with. The message says why, with the cure."""
+
+
+class Measured(NamedTuple):
+    """Thousandths of a byte for each row and key, rounded up, and bytes that are held however small the chunk."""
+
+    millibytes: int
+    base_bytes: int
+
+
+def of_report(file: Path) -> Measured:
+    """The line that a run has measured. Raises ReportError."""
+    measured = _coefficient(file)
+    if measured.get("kind") != LINE:
+        kind = address.shortened(str(measured.get("kind")))
+        raise ReportError(f"what it measured follows no line ({kind}), so nothing can be counted with it")
+    try:
+        each = values.number(measured.get("bytes_per_pair"), 0, MOST_BYTES_PER_PAIR)
+        base = values.number(measured.get("base_bytes"), 0, MOST_BASE_BYTES)
+    except ValueError as error:
+        raise ReportError(f"its measured coefficient is damaged: {error}") from None
+    return Measured(millibytes(each), int(base))
+
+
+def millibytes(bytes_per_pair: float) -> int:
+    """Thousandths of a byte, rounded up; at least one, as nothing costs nothing."""
+    return max(ceil(bytes_per_pair * paths.MILLI), 1)
+
+
+def _coefficient(file: Path) -> Mapping[str, Any]:
+    try:
+        report = values.parsed(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ReportError("there is no such file") from None
+    except IsADirectoryError:
+        own = file / "run.json"
+        cure = f"name its run.json: {own}" if own.is_file() else "name the run.json that memguard wrote"
+        raise ReportError(f"it is a folder; {cure}") from None
+    except OSError as error:
+        raise ReportError(f"it cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ReportError("it is no JSON; name a run.json that memguard wrote") from None
+    if not isinstance(report, Mapping):
+        raise ReportError("it is no report; name a run.json that memguard wrote")
+    measured = report.get("coefficient")
+    if not isinstance(measured, Mapping):
+        raise ReportError(NOTHING_MEASURED)
+    return measured

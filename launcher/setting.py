@@ -1,0 +1,125 @@
+"""What is to be started, as far as the environment and the model's config.json tell: what `plan` and doctor go by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dynchunk import effective
+from dynchunk.policy.budget import Budget
+from dynchunk.settings import Settings, SettingsError
+from launcher import environment, flag_values, values
+from launcher.address import shortened
+from launcher.environment import Launch
+
+# Models whose cache the engine pages by 256 and whose sliding-window layers get a tenth of it, unless told otherwise.
+PAGES_OF_256 = ("deepseek_v4",)
+V4_PAGE = 256
+V4_RATIO_OF_KEYS = 4
+RATIO_FLAG = "--swa-full-tokens-ratio"
+DP_FLAGS = ("--dp-size", "--data-parallel-size")
+CP_FLAGS = ("--attn-cp-size", "--attention-context-parallel-size")
+LONGEST_WINDOW = 10**9
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is to be started. words: EXTRA_ARGS. model: its config.json, empty where it is not on this machine."""
+
+    launch: Launch
+    settings: Settings
+    words: list[str]
+    model: dict[str, Any]
+
+    @property
+    def path(self) -> str:
+        """The engine's attention path (policy/paths.py) as far as the model's file tells; empty where it does not."""
+        architectures = self.model.get("architectures")
+        if isinstance(architectures, list) and str(next(iter(architectures), "")).startswith("DeepseekV4"):
+            found = self.model.get("compress_ratios")
+            ratios = [one for one in found if _is_count(one)] if isinstance(found, list) else []
+            # V4 keeps every fourth key at the most; V4.1 has layers that keep them all.
+            return "v4" if min(ratios, default=1) >= V4_RATIO_OF_KEYS else "v41-dev"
+        return "dsa" if self.model.get("index_topk") else ""
+
+    @property
+    def page(self) -> int:
+        """The engine's page as far as it is known here."""
+        usual = V4_PAGE if self.model.get("model_type") in PAGES_OF_256 else 1
+        return self.launch.page_size or usual
+
+    @property
+    def window(self) -> int | None:
+        """The model's sliding window in tokens; None where it has none, or where its file says something else."""
+        found = self.model.get("sliding_window")
+        return found if _is_count(found) else None
+
+    @property
+    def dp_attention(self) -> int:
+        """Ranks that the chunk is divided among; 1 without data-parallel attention."""
+        if not flag_values.given(self.words, "--enable-dp-attention"):
+            return 1
+        return flag_values.count(self.words, *DP_FLAGS) or 1
+
+    @property
+    def context_parallel(self) -> int:
+        """Ranks that share the rows of a prefill; 1 without context parallelism."""
+        if not flag_values.given(self.words, "--enable-prefill-cp"):
+            return 1
+        return flag_values.count(self.words, *CP_FLAGS) or 1
+
+    @property
+    def chunk(self) -> int:
+        """The engine's chunk size on each rank."""
+        return self.launch.chunked_prefill_size // self.dp_attention
+
+    def limits(self) -> Budget | None:
+        """The rule in force; None where it cannot be worked out (the settings check says why) or is off."""
+        if self.settings.mode == "off" or self.chunk <= 0:
+            return None
+        try:
+            return effective.resolve(
+                self.settings,
+                engine_page=self.page,
+                static_tokens=self.chunk,
+                context_tokens=self.launch.context_length,
+            ).limits
+        except SettingsError:
+            return None
+
+    def unreadable_flags(self) -> list[str]:
+        """A sentence for each flag of EXTRA_ARGS that is counted with here and whose value the engine will refuse."""
+        problems = [
+            f"EXTRA_ARGS: {names[0]} {shortened(repr(text))}: not a whole number of 1 or more"
+            for names in (DP_FLAGS, CP_FLAGS)
+            if (text := flag_values.value(self.words, *names)) is not None
+            and flag_values.count(self.words, *names) is None
+        ]
+        ratio = flag_values.value(self.words, RATIO_FLAG)
+        if ratio is not None and not 0 < (flag_values.number(self.words, RATIO_FLAG) or 0) <= 1:
+            problems.append(f"EXTRA_ARGS: {RATIO_FLAG} {shortened(repr(ratio))}: not a share above 0 and up to 1")
+        return problems
+
+
+def of(launch: Launch, settings: Settings) -> Setting:
+    """The setting of what was read. Raises ValueError where EXTRA_ARGS has unbalanced quotes."""
+    return Setting(launch, settings, environment.extra_flags(launch), model_config(launch.model_path or ""))
+
+
+def model_config(model_path: str) -> dict[str, Any]:
+    """What the model's config.json says; empty where it is not here or is none."""
+    try:
+        config = values.parsed(Path(model_path, "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(config, Mapping):
+        return {}
+    # Multimodal models keep the language model's part in here.
+    text = config.get("text_config")
+    return {**config, **(text if isinstance(text, Mapping) else {})}
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LONGEST_WINDOW

@@ -74,7 +74,7 @@ def parse(text: str) -> Reading:
         name, labels, value = sample.name, sample.labels, sample.value
         if name == "dynchunk_hook_applied":
             if not value:
-                broken.append(f"{labels['hook']} on {labels['rank']}")
+                broken.append(f"{labels.get('hook', '?')} on {labels.get('rank', '?')}")
             continue
         # One scheduler stands for its replica, and totals are under an empty priority.
         if not name.startswith(("dynchunk_", "sglang:")) or labels.get("pp_rank", "0") != "0" or labels.get("priority"):
@@ -84,9 +84,9 @@ def parse(text: str) -> Reading:
         replica = replicas[labels.get("dp_rank", "0")]
         model = labels.get("model_name", model)
         if name == "dynchunk_model_state":
-            replica.state = labels["state"] if value else replica.state
+            replica.state = labels.get("state", "") if value else replica.state
         elif name == "dynchunk_floor_chunks_total":
-            replica.floors[labels["cause"]] = value
+            replica.floors[labels.get("cause", "?")] = value
         elif name.startswith("dynchunk_") or name in (RUNNING, QUEUED, CACHE_USE):
             replica.values[name] = value
     return Reading(dict(sorted(replicas.items())), sorted(broken), model)

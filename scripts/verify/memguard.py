@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -15,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from launcher import address
+from launcher import address, values
 from scripts.ending import end_once
 from scripts.verify import attach as attaching
 from scripts.verify import records
@@ -29,6 +28,7 @@ from scripts.verify.side_by_side import render
 
 DEFAULT_SIZES = "64k,96k,128k,160k,200k,256k,320k,400k,500k"
 DEFAULT_GUARD_GIB = 1.5
+LONGEST_S = 10**7  # four months; a thread cannot wait much longer
 PROGRAM = "dynchunk memguard"
 _USAGE_ERROR = 2  # how typer ends on a mistyped option
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)([km]?)", re.IGNORECASE)
@@ -252,8 +252,10 @@ def sendable_key(given: str | None) -> str | None:
 def _refuse_endless(**options: float | None) -> None:
     """Typer takes `inf` and `nan` for numbers; no reading is ever below nan, so such a guard would never trip."""
     for name, value in options.items():
-        if value is not None and not math.isfinite(value):
-            raise MemguardError(f"--{name.replace('_', '-')} {value}: not a number; write one like 1.5")
+        try:
+            values.number(0 if value is None else value, 0, LONGEST_S if name == "timeout" else values.MOST_GIB)
+        except ValueError as error:
+            raise MemguardError(f"--{name.replace('_', '-')} {error}; write one like 1.5") from None
 
 
 def _refuse_both(**options: object) -> None:

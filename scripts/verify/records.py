@@ -6,7 +6,6 @@ The first run of a folder is run.json and samples.jsonl, the second run-2.json a
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import time
@@ -14,9 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher import values as json_values
+from launcher.address import shortened
 from scripts.verify.decide import PHASES, RAMP, Sample
 from scripts.verify.errors import RecordError
-from scripts.verify.results import Run, from_json, to_json
+from scripts.verify.results import LARGEST, Run, from_json, to_json
 
 RUN_GLOB = "run*.json"
 _SYNC_S = 2.0
@@ -89,16 +90,16 @@ def sample_from_json(values: Any) -> Sample:
         raise ValueError(f"phase {phase!r} is none of {', '.join(PHASES)}")
     for key, value in given.items():
         if key != "phase" and (
-            isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
+            isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST < value < LARGEST
         ):
-            raise ValueError(f"{_NAMES[key]} is {value!r}, which is no number")
+            raise ValueError(f"{_NAMES[key]} is {shortened(repr(value))}, which is no number")
     return Sample(**given)
 
 
 def load_samples(folder: Path, run: Run) -> list[Sample]:
     """The memory readings of a run; a last line that was cut off is left out."""
     try:
-        lines = (folder / run.samples_file).read_text().splitlines()
+        lines = (folder / run.samples_file).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
     return [sample for sample in map(_load_sample, lines) if sample is not None]
@@ -158,7 +159,7 @@ class Recorder:
 
 def _load_run(file: Path) -> Run:
     try:
-        return from_json(json.loads(file.read_text()))
+        return from_json(json_values.parsed(file.read_text(encoding="utf-8")))
     except OSError as error:
         raise RecordError(f"cannot read {file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
@@ -167,7 +168,7 @@ def _load_run(file: Path) -> Run:
 
 def _load_sample(line: str) -> Sample | None:
     try:
-        return sample_from_json(json.loads(line))
+        return sample_from_json(json_values.parsed(line))
     except ValueError:
         return None
 
@@ -187,4 +188,4 @@ def _one_line_a_list(text: str) -> str:
 
 def _number(stem: str) -> int:
     number = stem.partition("-")[2]
-    return int(number) if number.isdigit() else 1
+    return int(number) if number.isdecimal() else 1

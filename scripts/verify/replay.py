@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 
+from launcher.values import parsed
 from scripts.verify.decide import Action, Decision, Limits, Sample, by_phase, decide
 from scripts.verify.errors import EXIT_GUARD, EXIT_PASSED, MemguardError, RecordError
 from scripts.verify.records import sample_from_json
@@ -44,7 +44,10 @@ def decisions(samples: Sequence[Sample], limits: Mapping[str, Limits]) -> Iterat
 
 
 def load(path: Path) -> list[Sample]:
-    """The samples of a file. Raises RecordError that names the line. A last one that was cut off is left out."""
+    """The samples of a file. Raises RecordError that names the line.
+
+    A last one that was cut off, which no JSON is then, is left out; one that is whole and wrong is wrong anywhere.
+    """
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
@@ -56,10 +59,14 @@ def load(path: Path) -> list[Sample]:
         if not line.strip():
             continue
         try:
-            sample = sample_from_json(json.loads(line))
+            values = parsed(line)
         except ValueError as error:
             if number == len(lines):
                 break
+            raise RecordError(f"{path}, line {number}: {error}") from None
+        try:
+            sample = sample_from_json(values)
+        except ValueError as error:
             raise RecordError(f"{path}, line {number}: {error}") from None
         if samples and sample.t_s < samples[-1].t_s:
             raise RecordError(f"{path}, line {number}: t goes back from {samples[-1].t_s:g} to {sample.t_s:g}")

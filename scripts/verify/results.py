@@ -5,9 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+
+from launcher.address import shortened
 
 SCHEMA = 1
+LARGEST = 1 << 63  # no time, size or count comes near it; JSON takes 1e999 and whole numbers of any length
 
 
 class Verdict(str, enum.Enum):
@@ -214,18 +218,72 @@ def to_json(run: Run) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> Run:
-    """The run that `to_json` wrote. Raises ValueError, KeyError or TypeError on anything else."""
+    """The run that `to_json` wrote, each value of its type. Raises ValueError, KeyError or TypeError otherwise."""
     if not isinstance(values, Mapping) or values.get("schema") != SCHEMA:
         raise ValueError(f"not an object with schema {SCHEMA}")
     fields = dict(values)
     probes = [
-        Probe(**{**p, "verdict": Verdict(p["verdict"]), "chunks": [Chunk(*c) for c in p["chunks"]]})
+        Probe(**{**p, "verdict": Verdict(p["verdict"]), "chunks": [_checked(Chunk(*c)) for c in p["chunks"]]})
         for p in fields.pop("probes")
     ]
-    fields["steps"] = [Step(*step) for step in fields.get("steps", [])]
+    fields["steps"] = [_checked(Step(*step)) for step in fields.get("steps", [])]
     abort = fields.pop("abort")
     outcome = Outcome(fields.pop("outcome"))
-    return Run(**fields, probes=probes, abort=Abort(**abort) if abort else None, outcome=outcome)
+    run = Run(**fields, probes=probes, abort=_checked(Abort(**abort)) if abort else None, outcome=outcome)
+    for probe in probes:
+        _checked(probe)
+    _check_members("machine", _checked(run).machine, _MACHINE)
+    _check_members("engine", run.engine, _ENGINE, required=("flags", "dynchunk"))
+    for state in run.engine["dynchunk"]:
+        _check_members("engine.dynchunk", state, _DYNCHUNK)
+    return run
+
+
+# What is read of the facts that are plain JSON values, and their types.
+_MACHINE: dict[str, Any] = {
+    "memory_total_bytes": int | None,
+    "swap_total_bytes": int | None,
+    "swap_used_bytes": int | None,
+    "gpus": list[dict[str, Any]],
+}
+_ENGINE: dict[str, Any] = {"flags": dict[str, Any], "dynchunk": list[dict[str, Any]]}
+_DYNCHUNK: dict[str, Any] = {"effective": dict[str, Any] | None, "hooks": dict[str, dict[str, Any]] | None}
+
+
+def _checked(found: Any) -> Any:
+    """The same, if every field is of its type. Raises ValueError for the first that is not."""
+    for name, hint in get_type_hints(type(found)).items():
+        _check(name, getattr(found, name), hint)
+    return found
+
+
+def _check_members(
+    where: str, found: Mapping[str, Any], hints: Mapping[str, Any], required: Sequence[str] = ()
+) -> None:
+    for name, hint in hints.items():
+        if name in found or name in required:
+            _check(f"{where}.{name}", found.get(name), hint)
+
+
+def _check(name: str, value: Any, hint: Any) -> None:
+    if not _fits(value, hint):
+        raise ValueError(f"{name} is {shortened(repr(value))}, where {getattr(hint, '__name__', hint)} is wanted")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if isinstance(hint, UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is Any:
+        return True
+    if kind in (int, float):
+        allowed = int if kind is int else (int, float)
+        return isinstance(value, allowed) and not isinstance(value, bool) and -LARGEST < value < LARGEST
+    if kind is list:
+        return isinstance(value, list) and all(_fits(one, inner[0]) for one in value)
+    if kind is dict:
+        return isinstance(value, dict) and all(_fits(one, inner[1]) for one in value.values())
+    return isinstance(value, kind)
 
 
 def _rounded(value: Any) -> Any:

@@ -78,6 +78,14 @@ def test_replicas_stages_and_broken_hooks() -> None:
     assert reading.broken == ["sizer on pp0tp1"]
 
 
+def test_metrics_without_their_labels() -> None:
+    """Another version's, or another program's: what is known is shown."""
+    reading = scrape.parse("dynchunk_model_state 1\ndynchunk_floor_chunks_total 3\ndynchunk_hook_applied 0\n")
+    assert reading.replicas["0"].state == ""
+    assert reading.replicas["0"].floors == {"?": 3}
+    assert reading.broken == ["? on ?"]
+
+
 def test_nothing_in_flight(httpserver: HTTPServer) -> None:
     """A server at rest, and one without DynChunk, are said to be so."""
     serve(httpserver, f"dynchunk_prefill_total_tokens{{{HEAD}}} 0\n")

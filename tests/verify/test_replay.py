@@ -95,6 +95,12 @@ def test_the_reference_platforms_ramps() -> None:
         ('{"t": 1, "mem_available_bytes": "much"}\n\n', "mem_available_bytes is 'much', which is no number"),
         ('{"t": NaN, "mem_available_bytes": 1}\n\n', "t is nan, which is no number"),
         ('{"t": 1, "mem_available_bytes": 1, "phase": "end"}\n\n', "phase 'end' is none of start, load, ramp, idle"),
+        # Whole lines without an end of line: not cut off, but wrong.
+        ('{"t": 1, "mem_available_bytes": "much"}', "line 1: mem_available_bytes is 'much'"),
+        ('{"t": 0, "mem_available_bytes": 1}\n{"t": 1}', "line 2: mem_available_bytes missing"),
+        (f'{{"t": 1, "mem_available_bytes": {10**400}}}\n', "which is no number"),
+        ('{"t": 1e999, "mem_available_bytes": 1}\n', "t is inf, which is no number"),
+        ("[" * 100_000 + "\n", "line 1: it is nested too deeply"),
         ('{"t": 2, "mem_available_bytes": 1}\n{"t": 1, "mem_available_bytes": 1}\n', "line 2: t goes back from 2 to 1"),
     ],
 )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from scripts.verify import side_by_side
+import pytest
+
+from scripts.verify import records, side_by_side
 from scripts.verify.decide import GIB
-from scripts.verify.results import Probe, Run, Verdict, holds_for, smallest_aborted_tokens
+from scripts.verify.errors import RecordError
+from scripts.verify.results import Abort, Probe, Run, Step, Verdict, holds_for, smallest_aborted_tokens, to_json
 from tests.conftest import ROOT, clean_environ
 from tests.verify.test_memguard_report import a_run, record
 
@@ -90,3 +95,74 @@ def test_the_command(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 1
     assert "holds no run.json" in done.stderr
+
+
+FULL = a_run(
+    abort=Abort(1_002.0, GIB, "low", 4_000),
+    steps=[Step(1_001.0, "asked")],
+    machine={"memory_total_bytes": GIB, "gpus": [{"name": "g"}], "swap_total_bytes": None},
+    engine={"flags": {"page_size": 64}, "dynchunk": [{"mode": "on", "effective": None, "hooks": {"a": {}}}]},
+    coefficient={"kind": "line"},
+)
+
+
+def test_a_full_run_comes_back(tmp_path: Path) -> None:
+    """Everything that memguard writes is read again, and can be rendered."""
+    (tmp_path / "run.json").write_text(json.dumps(to_json(FULL)))
+    [read] = records.load(tmp_path)
+    assert read == FULL
+    assert "side by side" in side_by_side.render([read], [read])
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("engine",), {}),
+        (("engine",), None),
+        (("engine", "flags"), None),
+        (("engine", "dynchunk"), [5]),
+        (("engine", "dynchunk"), None),
+        (("engine", "dynchunk", 0, "effective"), "x"),
+        (("engine", "dynchunk", 0, "hooks"), {"sizer": 5}),
+        (("machine",), None),
+        (("machine", "gpus"), [None]),
+        (("machine", "memory_total_bytes"), "much"),
+        (("label",), None),
+        (("started_s",), "now"),
+        (("started_s",), float("inf")),
+        (("guard_bytes",), 10**400),
+        (("sizes_tokens",), ["many"]),
+        (("coefficient",), 5),
+        (("notes",), [1]),
+        (("steps",), None),
+        (("steps", 0), [1, 2]),
+        (("abort",), 5),
+        (("abort", "available_bytes"), None),
+        (("outcome",), []),
+        (("probes",), [5]),
+        (("probes", 0, "low_water_bytes"), "low"),
+        (("probes", 0, "verdict"), None),
+        (("probes", 0, "size_tokens"), True),
+        (("probes", 0, "chunks"), [5]),
+        (("probes", 0, "chunks", 0), [0, 1.5, 1, 2]),
+    ],
+)
+def test_a_run_that_was_broken_by_hand(tmp_path: Path, where: tuple[Any, ...], value: Any) -> None:
+    """JSON that no memguard wrote is named with its file, whatever is wrong in it."""
+    values = to_json(FULL)
+    *folders, name = where
+    inner = values
+    for folder in folders:
+        inner = inner[folder]
+    inner[name] = value
+    (tmp_path / "run.json").write_text(json.dumps(values))
+    with pytest.raises(RecordError, match=r"run\.json is not a run of this memguard"):
+        records.load(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "5", "[]", "{}", "[" * 100_000, "9" * 5000])
+def test_a_file_that_is_no_run(tmp_path: Path, text: str) -> None:
+    """The same sentence."""
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(RecordError, match="is not a run of this memguard"):
+        records.load(tmp_path)

@@ -236,7 +236,7 @@ def _dynchunk(runs: Sequence[Run]) -> list[str]:
         if not states:
             lines.append(f"DynChunk in {run.label}: stock engine, DynChunk not active.")
         for state in states:
-            effective = state.get("effective", {})
+            effective = state.get("effective") or {}
             lines.append(
                 f"DynChunk in {run.label}: {state.get('version')}, mode {state.get('mode')}"
                 + (f", rank {state['rank']}" if state.get("rank") else "")
@@ -244,7 +244,7 @@ def _dynchunk(runs: Sequence[Run]) -> list[str]:
                 + "."
             )
             by_outcome: dict[str, list[str]] = {}
-            for name, hook in state.get("hooks", {}).items():
+            for name, hook in (state.get("hooks") or {}).items():
                 detail = f" ({hook['detail']})" if hook.get("detail") else ""
                 by_outcome.setdefault(str(hook.get("outcome")), []).append(f"`{name}`{detail}")
             if by_outcome:

@@ -233,6 +233,8 @@ def from_json(values: Mapping[str, Any]) -> Run:
     for probe in probes:
         _checked(probe)
     _check_members("machine", _checked(run).machine, _MACHINE)
+    for gpu in run.machine.get("gpus", []):
+        _check_members("machine.gpus", gpu, _GPU, required=("name",))
     _check_members("engine", run.engine, _ENGINE, required=("flags", "dynchunk"))
     for state in run.engine["dynchunk"]:
         _check_members("engine.dynchunk", state, _DYNCHUNK)
@@ -246,6 +248,7 @@ _MACHINE: dict[str, Any] = {
     "swap_used_bytes": int | None,
     "gpus": list[dict[str, Any]],
 }
+_GPU: dict[str, Any] = {"name": str, "memory_bytes": int | None}
 _ENGINE: dict[str, Any] = {"flags": dict[str, Any], "dynchunk": list[dict[str, Any]]}
 _DYNCHUNK: dict[str, Any] = {"effective": dict[str, Any] | None, "hooks": dict[str, dict[str, Any]] | None}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from scripts.verify import records, side_by_side
+from scripts.verify import records, report, side_by_side
 from scripts.verify.decide import GIB
 from scripts.verify.errors import RecordError
 from scripts.verify.results import Abort, Probe, Run, Step, Verdict, holds_for, smallest_aborted_tokens, to_json
@@ -112,6 +112,7 @@ def test_a_full_run_comes_back(tmp_path: Path) -> None:
     [read] = records.load(tmp_path)
     assert read == FULL
     assert "side by side" in side_by_side.render([read], [read])
+    assert "asked" in report.render([read], [])
 
 
 @pytest.mark.parametrize(
@@ -126,6 +127,8 @@ def test_a_full_run_comes_back(tmp_path: Path) -> None:
         (("engine", "dynchunk", 0, "hooks"), {"sizer": 5}),
         (("machine",), None),
         (("machine", "gpus"), [None]),
+        (("machine", "gpus", 0), {}),
+        (("machine", "gpus", 0, "memory_bytes"), "all"),
         (("machine", "memory_total_bytes"), "much"),
         (("label",), None),
         (("started_s",), "now"),

@@ -15,6 +15,13 @@ SECRETS = [
     *("--ssl-keyfile-p s3cret", "--some-token s3cret", "--some-secret=s3cret", "--a s3cret"),
     *("--url http://u:s3cret@h/", "--url=http://s3cret@h", '--model-loader-extra-config \'{"aws_secret": "s3cret"}\''),
     *('--x=\'{"a": 1, "API_KEY" : "s3\\"cret"}\'', "--api-key s3cret --port 1"),
+    *("env HF_TOKEN=s3cret sh", "MY_PASSWORD='s3cret s3cret' x", "sh -c 'HF_TOKEN=s3cret x --api-key s3cret'"),
+    *(
+        "curl -H 'X-API-Key: s3cret' x",
+        '--j \'{"accessKey": ["s3cret"]}\'',
+        "--env=DB_PASS='s3cret s3cret'",
+        "-token s3cret",
+    ),
 ]
 
 
@@ -28,7 +35,23 @@ def test_no_secret_is_shown(line: str) -> None:
     assert shown.endswith(" --last")
 
 
-@pytest.mark.parametrize("line", ["--model-path /m --port 1", '--json \'{"a": "b"}\'', "-- --x", "--tokenizer-path /t"])
+def test_which_secrets_a_line_holds() -> None:
+    """The values alone, each of a list by itself."""
+    line = """env A_TOKEN=s1 --api-key s2 --j '{"auth": ["s3", {"x": 4}], "n": "no"}' --admin-api-key=s5 --port 1"""
+    assert flags.secrets_in(shlex.split(line)) == {"s1", "s2", "s3", "4", "s5"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--model-path /m --port 1",
+        '--json \'{"a": "b"}\'',
+        "-- --x",
+        "--tokenizer-path /t",
+        "env A=b x",
+        "--max-per-token 4",
+    ],
+)
 def test_what_is_no_secret_is_shown(line: str) -> None:
     """Hiding everything would be easy."""
     assert flags.without_secrets(shlex.split(line)) == shlex.split(line)

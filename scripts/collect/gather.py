@@ -17,14 +17,14 @@ from dynchunk import __version__
 from dynchunk.settings import PREFIX, Settings, SettingsError
 from launcher import environment, serve, status
 from launcher.environment import Launch
-from scripts.collect.scrub import scrub, scrub_data
+from launcher.flags import HIDDEN, is_secret_name
+from scripts.collect.log import log_text
+from scripts.collect.scrub import scrub, scrub_json
 from scripts.doctor import engine
 from scripts.verify import machine
 
 # Whose variables say how an engine behaves.
 PREFIXES = ("DYNCHUNK_", "SGLANG_", "NCCL_", "GLOO_", "PYTORCH_", "TORCH_", "CUDA_", "TRITON_")
-LOG_LINES = 2000
-TRACEBACK_LINES = 80
 MOST_DATA_BYTES = 8 << 20
 METRICS_WAIT_S = 10
 
@@ -45,18 +45,21 @@ def parts(
 ) -> dict[str, str]:
     """Everything, scrubbed. report: a memguard folder. log: lines of the server's log."""
     made: dict[str, Callable[[], str]] = {
-        "versions.json": lambda: _json(versions(environ), secrets),
+        "versions.json": lambda: _json(versions(environ)),
         "settings.txt": lambda: settings_text(environ),
         "doctor.json": lambda: doctor_json(environ),
-        "server_info.json": lambda: _json(status.fetch(server.url, server.api_key, ours=True), secrets),
+        "server_info.json": lambda: _json(status.fetch(server.url, server.api_key, ours=True)),
         "metrics.txt": lambda: metrics_text(server),
     }
     if log is not None:
-        made["log.txt"] = lambda: log_text(log)
-    found = {name: scrub(_or_why(make), secrets) for name, make in made.items()}
+        made["log.txt"] = lambda: log_text(log, lambda text: scrub(text, secrets))
+    found = {name: _or_why(make) for name, make in made.items()}
     if report is not None:
-        found |= {name: scrub(text, secrets) for name, text in report_texts(report).items()}
-    return found
+        found |= report_texts(report)
+    return {
+        name: scrub_json(text, secrets) if name.endswith((".json", ".jsonl")) else scrub(text, secrets)
+        for name, text in found.items()
+    }
 
 
 def _or_why(make: Callable[[], str]) -> str:
@@ -66,8 +69,8 @@ def _or_why(make: Callable[[], str]) -> str:
         return f"could not be collected: {error or type(error).__name__}\n"
 
 
-def _json(value: Any, secrets: set[str]) -> str:
-    return json.dumps(scrub_data(value, secrets), indent=1, default=str) + "\n"
+def _json(value: Any) -> str:
+    return json.dumps(value, default=str)
 
 
 def versions(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -97,8 +100,12 @@ def settings_text(environ: Mapping[str, str]) -> str:
     for cls, values, prefix in ((Launch, reading.launch, ""), (Settings, reading.settings, PREFIX)):
         rows = environment.rows(cls, values, prefix, origin)
         lines += ["", *(f"{name} = {value}  ({given})" for name, value, given in rows)]
-    lines += ["", *(f"{name}={environ[name]}" for name in sorted(environ) if name.startswith(PREFIXES))]
+    lines += ["", *(f"{name}={_shown(name, environ[name])}" for name in sorted(environ) if name.startswith(PREFIXES))]
     return "\n".join(lines) + "\n"
+
+
+def _shown(name: str, value: str) -> str:
+    return HIDDEN if value and is_secret_name(name) else value
 
 
 def doctor_json(environ: Mapping[str, str]) -> str:
@@ -121,26 +128,6 @@ def metrics_text(server: Server) -> str:
     response.raise_for_status()
     lines = [line for line in response.text.splitlines() if "dynchunk_" in line]
     return "\n".join(lines or ["no dynchunk_ metrics; was the engine started with --enable-metrics?"]) + "\n"
-
-
-def log_text(lines: Iterable[str]) -> str:
-    """What a log holds of DynChunk, of prefills and of the last error. Nothing else: prompts may be in it."""
-    kept: list[str] = []
-    traceback: list[str] = []
-    for line in lines:
-        text = line.rstrip("\n")
-        if "dynchunk" in text or "Prefill batch" in text:
-            kept.append(text)
-        if "Traceback (most recent call last)" in text:
-            traceback = []
-        elif not traceback:
-            continue
-        if len(traceback) < TRACEBACK_LINES:
-            traceback.append(text)
-    parts = ["\n".join(kept[-LOG_LINES:]) or "no line of DynChunk and no prefill in it"]
-    if traceback:
-        parts.append("The last traceback:\n" + "\n".join(traceback))
-    return "\n\n".join(parts) + "\n"
 
 
 def latest_report(logs: Path) -> Path | None:

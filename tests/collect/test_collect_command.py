@@ -90,6 +90,17 @@ def test_of_the_log_only_what_helps(tmp_path: Path) -> None:
     assert "private prompt" not in text
 
 
+def test_variables_of_the_engine(tmp_path: Path) -> None:
+    """The secret ones without their values, the others with theirs."""
+    given = {"SGLANG_APIKEY": "S1", "SGLANG_S3_PASS": "S2 S2", "SGLANG_AUTH": "S3", "NCCL_X": "redis://:S4@h"}
+    lists = {"EXTRA_ARGS": """--x '{"accessKey": ["S46b"]}'""", "NCCL_DEBUG": "INFO"}
+    text = collect(tmp_path, PORT="1", **given, **lists)["settings.txt"]
+    assert [line for line in text.splitlines() if line.startswith(("SGLANG_", "NCCL_"))] == [
+        *("NCCL_DEBUG=INFO", "NCCL_X=redis://***@h", "SGLANG_APIKEY=***", "SGLANG_AUTH=***", "SGLANG_S3_PASS=***")
+    ]
+    assert "S46b" not in text
+
+
 def test_without_a_server(tmp_path: Path) -> None:
     """What cannot be had says why; the rest is there all the same."""
     texts = collect(tmp_path, PORT="1")

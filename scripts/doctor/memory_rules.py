@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dynchunk.policy.budget import Budget
 from scripts.doctor.verdict import GIB, Check, fail, gib, not_checked, ok, warn
 
 GUARD_BYTES = 3 * GIB // 2
@@ -17,12 +16,6 @@ HEAD_BYTES = int(1.3 * GIB)
 SWAP_INS_FAIL_PER_S = 1000
 PSI_WARN_PERCENT, PSI_FAIL_PERCENT = 10.0, 50.0
 PAGE_CACHE_WORTH_A_WORD = 0.2
-
-
-def most_pairs(limits: Budget, context_tokens: int) -> int:
-    """The most (row, key) pairs that one chunk scores: the budget, or the floor where that is above it."""
-    floor = limits.chunk_min * context_tokens
-    return max(min(limits.budget, limits.chunk_max * context_tokens), floor)
 
 
 def headroom(

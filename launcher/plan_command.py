@@ -62,8 +62,8 @@ def plan(
 ) -> None:
     """What will this setting cost? The chunks of a prompt, their memory and time, before anything is started.
 
-    What is not given comes from the environment and .env, as for serve. Nothing is measured: memory follows from the
-    engine's path or from --bytes, time from --model or --rates.
+    What is not given comes from the environment, .env and the model's config.json, as for serve. Nothing is measured:
+    memory follows from the engine's path or from --bytes, time from --model or --rates.
     """
     flags = Flags(
         budget,

@@ -60,6 +60,14 @@ def test_a_ramp_without_tiles() -> None:
     assert (released.reserved_peak_bytes, released.segments_made) == (1.5 * GIB, 190)
 
 
+def test_what_is_held_beside() -> None:
+    """A block that lives throughout adds its own size, and what the tiles come to stays as it is."""
+    cut = [tiles(2048, keys, 256 * MIB) for _, keys in static_chunks(2048, 65_536)]
+    alone, beside = ramp(cut), ramp(cut, held_bytes=500 * MIB)
+    assert beside.reserved_bytes == alone.reserved_bytes + 500 * MIB
+    assert beside.allocated_bytes == alone.allocated_bytes + 500 * MIB
+
+
 def test_a_memory_fraction_turns_growth_into_flushes() -> None:
     """Capped at 8 GiB the same ramp goes through, at the cap; a threshold of one half keeps it well below, no flush."""
     capped = dense_ramp(Allocator(8 * GIB))

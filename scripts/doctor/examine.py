@@ -126,8 +126,9 @@ def headroom(
     if setting.settings.budget == "auto":
         return [not_checked(name, "DYNCHUNK_BUDGET=auto is worked out from the memory that is free at the start")]
     launch = setting.launch
-    # Under context parallelism each rank scores its share of the rows.
-    pairs = most_pairs(partial(chunk_tokens, limits), launch.context_length) // setting.context_parallel
+    # Under context parallelism each rank scores its share of the rows; what was measured there is of whole rows.
+    ranks = setting.context_parallel if bytes_each is None else 1
+    pairs = most_pairs(partial(chunk_tokens, limits), launch.context_length) // ranks
     known = path or setting.path
     cost = _cost(known or DEAREST, bytes_each, setting)
     guessed = not known and bytes_each is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
@@ -131,10 +132,21 @@ def test_live_on_a_terminal(httpserver: HTTPServer) -> None:
             read_until(terminal, "answered 500")
             serve(httpserver, f"dynchunk_chunk_tokens{{{HEAD}}} 2222\n")
             read_until(terminal, "2,222")
-        finally:
             process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=30) == 0
+            assert drained(terminal, process) == 0
+        finally:
+            process.kill()
             os.close(terminal)
+
+
+def drained(terminal: int, process: subprocess.Popen[bytes], timeout_s: float = 30) -> int | None:
+    """The exit code, the terminal being read all the while: a program whose output nobody takes cannot end."""
+    deadline = time.monotonic() + timeout_s
+    while process.poll() is None and time.monotonic() < deadline:
+        if select.select([terminal], [], [], 0.2)[0]:
+            with contextlib.suppress(OSError):  # the other end is closed
+                os.read(terminal, 65_536)
+    return process.poll()
 
 
 def read_until(terminal: int, wanted: str, timeout_s: float = 30) -> None:

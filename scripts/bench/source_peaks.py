@@ -235,7 +235,7 @@ def _workspace() -> dict[str, Any]:
 
     from dynchunk.patches import kv_workspace
 
-    _set(kv_workspace, "_longest_tokens", lambda: 65_536 + 2176 + kv_workspace.SLACK_TOKENS)
+    _set(kv_workspace, "longest_tokens", lambda: 65_536 + 2176 + kv_workspace.SLACK_TOKENS)
     utils = importlib.import_module(ATTENTION + "dsv4.sparse_prefill_utils")
     cls = getattr(utils, "SparsePrefillKVBuffer", None) or utils.SparsePrefillWorkspace
     method = "_reserve" if hasattr(cls, "_reserve") else "get"

@@ -214,7 +214,7 @@ def workspace() -> tuple[Any, Any]:
 
 def test_the_workspace_grows_by_doubling(monkeypatch: pytest.MonkeyPatch) -> None:
     """32 chunks of a growing prompt: 6 buffers instead of 32, of which one is alive, each as long as asked for."""
-    monkeypatch.setattr(kv_workspace, "_longest_tokens", lambda: 0)
+    monkeypatch.setattr(kv_workspace, "longest_tokens", lambda: 0)
     buffer, _ = workspace()
     made = []
     with watch_live() as held:
@@ -230,7 +230,7 @@ def test_the_workspace_grows_by_doubling(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_workspace_stops_at_the_context_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is made for tokens that no request can have; a batch that needs more gets what it needs."""
-    monkeypatch.setattr(kv_workspace, "_longest_tokens", lambda: 50_000)
+    monkeypatch.setattr(kv_workspace, "longest_tokens", lambda: 50_000)
     buffer, _ = workspace()
     buffer.get(40_000)
     assert buffer._buffer.shape[0] == 50_000
@@ -241,7 +241,7 @@ def test_the_workspace_stops_at_the_context_length(monkeypatch: pytest.MonkeyPat
 
 def test_another_type_makes_another_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the engine: a request for another element type is served from a buffer of that type."""
-    monkeypatch.setattr(kv_workspace, "_longest_tokens", lambda: 0)
+    monkeypatch.setattr(kv_workspace, "longest_tokens", lambda: 0)
     buffer, _ = workspace()
     assert buffer.get(100).dtype is torch.bfloat16
     assert buffer.get(50, torch.float8_e4m3fn).dtype is torch.float8_e4m3fn
@@ -251,7 +251,7 @@ def test_another_type_makes_another_buffer(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.skipif(VERSION != "0.5.23", reason="earlier versions fill the head anew for every layer")
 def test_a_filled_head_is_forgotten_with_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """What 0.5.23 keeps between layers is kept while the buffer is, and not claimed of a new one."""
-    monkeypatch.setattr(kv_workspace, "_longest_tokens", lambda: 0)
+    monkeypatch.setattr(kv_workspace, "longest_tokens", lambda: 0)
     buffer, _ = workspace()
     rows, filled = buffer.get_with_head(1000, ("a",))
     rows.fill_(7)

@@ -109,6 +109,12 @@ def test_status_inside_shows_it_too(stack: Stack) -> None:
     assert "budget 100,000,000" in done.stdout
 
 
+def test_top_inside_shows_the_server(stack: Stack) -> None:
+    """`dynchunk top` works on the reference service as it is."""
+    done = stack.inside("dynchunk", "top", "--once")
+    assert "MemAvailable" in done.stdout
+
+
 def test_the_port_is_this_machines_only(stack: Stack) -> None:
     """Unless HOST says otherwise nobody else can reach the server."""
     (published,) = filter(None, stack.state()["NetworkSettings"]["Ports"].values())

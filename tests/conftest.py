@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,10 @@ from dynchunk.patches.contracts import CONTRACTS, SCHEDULER
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOT = ROOT / "adapter" / "boot"
+
+# A shell starts what it puts in the background deaf to Ctrl-C, and so are all its children: the tests send it to them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def clean_environ(**extra: str) -> dict[str, str]:

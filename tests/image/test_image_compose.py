@@ -112,7 +112,8 @@ def test_status_inside_shows_it_too(stack: Stack) -> None:
 def test_top_inside_shows_the_server(stack: Stack) -> None:
     """`dynchunk top` works on the reference service as it is."""
     done = stack.inside("dynchunk", "top", "--once")
-    assert "MemAvailable" in done.stdout
+    assert "GiB available" in done.stdout
+    assert "of 100,000,000 token^2" in done.stdout
 
 
 def test_the_port_is_this_machines_only(stack: Stack) -> None:

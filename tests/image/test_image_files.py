@@ -88,6 +88,7 @@ def test_the_cpu_service_is_the_reference_platform(project: harness.Project) -> 
     wanted = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     assert wanted
     seen = project.config(dict.fromkeys(wanted, "for the GPU"))["services"]["cpu"]["environment"]
+    assert seen.pop("EXTRA_ARGS").split() == [*wanted.pop("EXTRA_ARGS").split(), "--enable-metrics"]
     assert {name: seen[name] for name in wanted} == wanted
 
 

@@ -54,3 +54,14 @@ def worlds(draw: st.DrawFn) -> World:
 def test_every_pass_keeps_the_promises(world: World) -> None:
     """Budget or floor, one unfinished request that is tracked, progress in every pass, page-aligned cuts."""
     world.run()
+
+
+def test_a_load_that_fails_in_company_keeps_the_budget() -> None:
+    """One token seemed to be missing; the cache on the host fails, and the engine takes a whole page instead."""
+    limits = Budget(765_956, PREFIX, 64, 960, 960)
+    world = World(Setting(limits, 16, 960, None, 1, 0, True), [])
+    for number in range(3):
+        world.request(f"r{number}", 1, 0, 0, None)
+    total = 191_489
+    world.request("r3", total, 127_664, 63_824, 0)
+    world.run()

@@ -242,6 +242,9 @@ def _room_for(adder: Any, req: Any, limits: Budget | None, *, must_be_whole: boo
     if req.host_hit_length and not alone:
         # Loading lengthens the prefix, by more than was promised even, and what must stay whole cannot be cut then.
         so_far.longest = max(so_far.longest, facts.total_tokens(req))
+        # A load that fails leaves more to compute, of which the engine takes whole pages.
+        if admission.rows_that_fit(limits, so_far, prefix, charge) < charge:
+            return None
     cut, cause = in_force.cut()
     ask = Ask(prefix, remaining, charge, room, may_cut=not must_be_whole, alone=alone)
     timely = _timely(limits, cut, req, ask, load)

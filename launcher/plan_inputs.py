@@ -131,7 +131,7 @@ def read(flags: Flags, environ: Mapping[str, str]) -> Inputs:
         model,
         rates,
         cost,
-        start.context_parallel if cost and not _is_measured(cost) else 1,
+        start.context_parallel if cost and not cost.measured else 1,
         base_bytes,
         _score_limit_bytes(settings),
         plan_reserve.remedies(settings, _score_limit_bytes(settings) if cost and cost.bound_bytes else 0),
@@ -164,8 +164,8 @@ def _resolved(flags: Flags, start: Setting, problems: list[str]) -> effective.Ef
         static = max(static, start.settings.chunk_max or 0)  # what --chunked-prefill-size would be set to
     if static <= 0:
         size = f"CHUNKED_PREFILL_SIZE={start.launch.chunked_prefill_size}"
-        what = "leaves no token to a data-parallel rank" if static == 0 < start.dp_attention - 1 else ""
-        what = what or "turns chunked prefill off"
+        divided_away = static == 0 and start.dp_attention > 1
+        what = "leaves no token to a data-parallel rank" if divided_away else "turns chunked prefill off"
         raise SettingsError([*problems, f"{size} {what}; plan with --max, or set it to {2048 * start.dp_attention}"])
     try:
         resolved = effective.resolve(start.settings, engine_page=start.page, static_tokens=static, context_tokens=None)
@@ -195,7 +195,7 @@ def _ranks(start: Setting, cost: paths.Cost | None) -> Iterator[str]:
             f"is {start.chunk:,} tokens per rank; this is the plan of one"
         )
     if start.context_parallel > 1 and cost is not None:
-        of_a_rank = "what was measured is taken for one rank's" if _is_measured(cost) else "memory is that of one rank"
+        of_a_rank = "what was measured is taken for one rank's" if cost.measured else "memory is that of one rank"
         yield f"the rows of a chunk are divided by {start.context_parallel} (context parallel prefill); {of_a_rank}"
 
 
@@ -280,20 +280,12 @@ def _score_limit_bytes(settings: Settings) -> int:
     return limit * MIB if isinstance(limit, int) else PLAIN_LIMIT_BYTES
 
 
-MEASURED = ("given with --bytes", "measured: ")
-
-
-def _is_measured(cost: paths.Cost) -> bool:
-    """Whether it was measured in an engine, on whatever part of the rows one of its ranks has."""
-    return cost.source.startswith(MEASURED)
-
-
 def _cost(flags: Flags, start: Setting, problems: list[str], notes: list[str]) -> tuple[paths.Cost | None, int]:
     """What a row and key holds, and what is held beside it: measured where there is a measurement, else of the path."""
     limit_bytes, reported = _score_limit_bytes(start.settings), start.settings.report
     if flags.bytes_each is not None:
         if 0 < flags.bytes_each < plan_measured.MOST_BYTES_PER_PAIR:
-            return paths.Cost(plan_measured.millibytes(flags.bytes_each), None, MEASURED[0]), 0
+            return paths.Cost(plan_measured.millibytes(flags.bytes_each), None, "given with --bytes", measured=True), 0
         problems.append(f"--bytes {flags.bytes_each:g}: not bytes for a row and key, 12.5 for instance")
     elif flags.report is not None:
         try:
@@ -318,4 +310,4 @@ def _cost(flags: Flags, start: Setting, problems: list[str], notes: list[str]) -
 
 def _measured(file: Path) -> tuple[paths.Cost, int]:
     found = plan_measured.of_report(file)
-    return paths.Cost(found.millibytes, None, f"{MEASURED[1]}{file}"), found.base_bytes
+    return paths.Cost(found.millibytes, None, f"measured: {file}", measured=True), found.base_bytes

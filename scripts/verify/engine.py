@@ -37,7 +37,7 @@ def facts(info: Mapping[str, Any]) -> dict[str, Any]:
         "version": info.get("version"),
         "model": info.get("served_model_name") or info.get("model_path"),
         "flags": {name: info[name] for name in FLAGS if info.get(name) is not None},
-        "dynchunk": [state["dynchunk"] for state in _states(info) if isinstance(state.get("dynchunk"), dict)],
+        "dynchunk": _dynchunk(info),
         "reference_platform": REFERENCE_BACKEND in {info.get(name) for name in FLAGS if name.endswith("backend")},
     }
 
@@ -53,14 +53,14 @@ NOTHING_KNOWN: dict[str, Any] = {
 
 def unused_reserved_bytes(info: Mapping[str, Any]) -> int | None:
     """What the allocators of all ranks hold of their GPUs unused, as DynChunk reports it; None where it does not."""
-    devices = [state["dynchunk"].get("device") for state in _states(info) if isinstance(state.get("dynchunk"), dict)]
+    devices = [state.get("device") for state in _dynchunk(info)]
     unused = [device["unused_reserved_bytes"] for device in devices if isinstance(device, dict)]
     return sum(map(int, unused)) if unused else None
 
 
 def coefficient(info: Mapping[str, Any]) -> dict[str, Any] | None:
     """What a row and key costs, as DynChunk has measured it so far; the dearest where several replicas tell."""
-    found = [state["dynchunk"].get("coefficient") for state in _states(info) if isinstance(state.get("dynchunk"), dict)]
+    found = [state.get("coefficient") for state in _dynchunk(info)]
     measured = [one for one in found if isinstance(one, dict) and one.get("belongs_to")]
     # A line counts before anything else: the others have no bytes for a row and key.
     return max(measured, key=lambda one: float(one.get("bytes_per_pair") or 0), default=None)
@@ -114,6 +114,9 @@ def label(engine: Mapping[str, Any]) -> str:
     return "dynchunk" if dynchunk_active(engine) else "stock"
 
 
-def _states(info: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _dynchunk(info: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """DynChunk's state on each data-parallel rank where it is active."""
     states = info.get("internal_states") or []
-    return [state for state in states if isinstance(state, dict)]
+    return [
+        state["dynchunk"] for state in states if isinstance(state, dict) and isinstance(state.get("dynchunk"), dict)
+    ]

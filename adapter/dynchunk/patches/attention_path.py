@@ -36,7 +36,7 @@ def path_and_limit(scheduler: Any) -> tuple[str | None, int]:
         return None, 0
     if int(getattr(config, "index_kpool", 1) or 1) > 1:
         return "kpool", score_limits.limit_of("mqa_logits_static_budget_bytes")
-    if _torch_scoring() and "dsa.utils" in _loaded("resolve_fp8_mqa_logits_fn"):
+    if _torch_scoring() and hasattr(sys.modules.get(_ATTENTION + "dsa.utils"), "resolve_fp8_mqa_logits_fn"):
         return "dsa-torch", 0
     return "dsa", score_limits.limit_of("Indexer._mqa_logits_budget_bytes")
 
@@ -76,12 +76,3 @@ def _ratio(config: Any) -> int:
 
 def _torch_scoring() -> bool:
     return os.environ.get(TORCH_SCORING, "").strip().lower() in _ON
-
-
-def _loaded(name: str) -> list[str]:
-    """The attention modules in this process that have something of this name."""
-    return [
-        module_name.removeprefix(_ATTENTION)
-        for module_name, module in list(sys.modules.items())
-        if module_name.startswith(_ATTENTION) and name in vars(module)
-    ]

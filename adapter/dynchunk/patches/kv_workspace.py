@@ -50,7 +50,7 @@ def _fits(held: Any, num_tokens: int, dtype: Any) -> bool:
 
 @functools.cache
 def longest_tokens() -> int:
-    """What one request can need at most; 0 where the engine does not say. Asked when the first prefill runs."""
+    """What one request can need at most; 0 where the engine does not say. Asked when the scheduler is ready."""
     from sglang.srt.runtime_context import get_schedule, process_model_config
 
     try:

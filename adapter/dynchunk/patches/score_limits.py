@@ -107,6 +107,11 @@ class Found:
     own: int
     lowered: int
 
+    @property
+    def in_force(self) -> int:
+        """What counts now; 0 where the engine's own is not known."""
+        return self.lowered or self.own
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -137,12 +142,12 @@ def in_force_bytes() -> int | None:
     """The largest tile that the limits in force allow; None where this model has no sparse indexer."""
     if _shape is None or not _shape.heads:
         return None
-    return max(((f.lowered or f.own) * limit.unit for limit, f in _found.items() if limit.follows_gpu), default=None)
+    return max((f.in_force * limit.unit for limit, f in _found.items() if limit.follows_gpu), default=None)
 
 
 def limit_of(name: str) -> int:
     """The bytes in force of the limit called `name`; 0 where this engine has none, or its own is not known."""
-    return max((((f.lowered or f.own) * limit.unit) for limit, f in _found.items() if limit.name == name), default=0)
+    return max((f.in_force * limit.unit for limit, f in _found.items() if limit.name == name), default=0)
 
 
 def processors() -> int:

@@ -43,7 +43,7 @@ class Cost:
     """What a row and a key of the prefix cost, in thousandths of a byte, and how the total is bounded.
 
     bound_bytes: held instead of the scores where the engine cuts them into tiles, or None; grows_millibytes: what
-    grows beside them. source: who says so.
+    grows beside them. source: who says so. measured: in an engine, on whatever part of the rows one of its ranks has.
     """
 
     millibytes: int
@@ -51,6 +51,7 @@ class Cost:
     source: str
     parts: tuple[Part, ...] = ()
     grows_millibytes: int = auto_budget.TABLES_MILLIBYTES
+    measured: bool = False
 
 
 def of_path(name: str, score_limit_bytes: int) -> Cost:

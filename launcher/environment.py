@@ -25,7 +25,8 @@ from dynchunk.settings import (
     whole,
 )
 from launcher import address
-from launcher.flags import could_mean, name_of, without_secrets
+from launcher.flags import could_mean, name_of
+from launcher.redaction import without_secrets
 
 MOST_TOKENS = 10**9
 

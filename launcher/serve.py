@@ -12,7 +12,7 @@ from pathlib import Path
 from dynchunk import effective
 from dynchunk.settings import PREFIX, Settings, SettingsError
 from launcher import address, allocator, dotenv, engine_python, environment, model_context, tables
-from launcher.flags import without_secrets
+from launcher.redaction import without_secrets
 
 ROOT = Path(__file__).resolve().parent.parent
 ADAPTER = ROOT / "adapter"

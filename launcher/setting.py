@@ -10,7 +10,7 @@ from typing import Any
 from dynchunk import effective
 from dynchunk.policy.budget import Budget
 from dynchunk.settings import Settings, SettingsError
-from launcher import environment, flag_values, values
+from launcher import environment, flags, values
 from launcher.address import shortened
 from launcher.environment import Launch
 
@@ -59,16 +59,16 @@ class Setting:
     @property
     def dp_attention(self) -> int:
         """Ranks that the chunk is divided among; 1 without data-parallel attention."""
-        if not flag_values.given(self.words, "--enable-dp-attention"):
+        if not flags.given(self.words, "--enable-dp-attention"):
             return 1
-        return flag_values.count(self.words, *DP_FLAGS) or 1
+        return flags.count(self.words, *DP_FLAGS) or 1
 
     @property
     def context_parallel(self) -> int:
         """Ranks that share the rows of a prefill; 1 without context parallelism."""
-        if not flag_values.given(self.words, "--enable-prefill-cp"):
+        if not flags.given(self.words, "--enable-prefill-cp"):
             return 1
-        return flag_values.count(self.words, *CP_FLAGS) or 1
+        return flags.count(self.words, *CP_FLAGS) or 1
 
     @property
     def chunk(self) -> int:
@@ -94,11 +94,10 @@ class Setting:
         problems = [
             f"EXTRA_ARGS: {names[0]} {shortened(repr(text))}: not a whole number of 1 or more"
             for names in (DP_FLAGS, CP_FLAGS)
-            if (text := flag_values.value(self.words, *names)) is not None
-            and flag_values.count(self.words, *names) is None
+            if (text := flags.value(self.words, *names)) is not None and flags.count(self.words, *names) is None
         ]
-        ratio = flag_values.value(self.words, RATIO_FLAG)
-        if ratio is not None and not 0 < (flag_values.number(self.words, RATIO_FLAG) or 0) <= 1:
+        ratio = flags.value(self.words, RATIO_FLAG)
+        if ratio is not None and not 0 < (flags.number(self.words, RATIO_FLAG) or 0) <= 1:
             problems.append(f"EXTRA_ARGS: {RATIO_FLAG} {shortened(repr(ratio))}: not a share above 0 and up to 1")
         return problems
 

@@ -17,7 +17,7 @@ from dynchunk import __version__
 from dynchunk.settings import PREFIX, Settings, SettingsError
 from launcher import environment, serve, status
 from launcher.environment import Launch
-from launcher.flags import HIDDEN, is_secret_name
+from launcher.redaction import HIDDEN, is_secret_name
 from scripts.collect.log import log_text
 from scripts.collect.scrub import scrub, scrub_json
 from scripts.doctor import engine

@@ -1,7 +1,8 @@
 """Takes secrets out of text: the ones we know by value, and what looks like one. Pure.
 
 Known are the values of variables whose names say so (API_KEY, HF_TOKEN, ...) and of such flags. What looks like one:
-whatever has such a name (launcher.flags says which), tokens of well-known shapes, and what URLs have before their @.
+whatever has such a name (launcher.redaction says which), tokens of well-known shapes, and what URLs have
+before their @.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from launcher.flags import HIDDEN, is_count, is_secret_name, secrets_in, without_named, without_secrets
+from launcher.redaction import HIDDEN, is_count, is_secret_name, secrets_in, without_named, without_secrets
 
 # Shorter ones would be found in every other word.
 LEAST_CHARACTERS = 4

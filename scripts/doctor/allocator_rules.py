@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from launcher import allocator, flag_values
+from launcher import allocator, flags
 from scripts.doctor.verdict import Check, fail, ok, warn
 
 # The compute capability of GB10, where expandable segments gave NaN logits for every prefill of more than 64 tokens.
@@ -46,10 +46,10 @@ def checks(
 
 def custom_all_reduce(words: Sequence[str]) -> bool:
     """Whether the engine's own all-reduce kernel may be used."""
-    return not flag_values.given(words, "--disable-custom-all-reduce")
+    return not flags.given(words, "--disable-custom-all-reduce")
 
 
 def graphs(words: Sequence[str]) -> bool:
     """Whether decoding runs through CUDA graphs."""
-    off = flag_values.given(words, *GRAPHS_OFF) or flag_values.value(words, "--cuda-graph-backend-decode") == "disabled"
+    off = flags.given(words, *GRAPHS_OFF) or flags.value(words, "--cuda-graph-backend-decode") == "disabled"
     return not off

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dynchunk import effective
 from dynchunk.settings import SettingsError
-from launcher import environment, flag_values, plan_measured, serve, values
+from launcher import environment, flags, plan_measured, serve, values
 from launcher import setting as settings_of
 from launcher.setting import PAGES_OF_256, RATIO_FLAG, Setting
 from scripts.doctor import allocator_rules, chunk_rules
@@ -77,8 +77,8 @@ def checks(setting: Setting, environ: Mapping[str, str], capabilities: list[str]
     found += _window(setting)
     if launch.max_running_requests is not None:
         found.append(chunk_rules.requests_per_stage(launch.max_running_requests, launch.pp_size))
-    algorithm = flag_values.value(words, "--speculative-algorithm")
-    if algorithm and flag_values.given(words, "--enable-mixed-chunk"):
+    algorithm = flags.value(words, "--speculative-algorithm")
+    if algorithm and flags.given(words, "--enable-mixed-chunk"):
         found.append(chunk_rules.mixed_with_speculation(algorithm))
     if setting.context_parallel > 1:
         found.append(chunk_rules.context_parallel(setting.settings.chunk_min, setting.context_parallel))
@@ -100,7 +100,7 @@ def report(file: str | None) -> list[Check]:
 def _window(setting: Setting) -> list[Check]:
     """The sliding-window layers' pool, for models that have one."""
     window = setting.window
-    ratio = flag_values.number(setting.words, RATIO_FLAG)
+    ratio = flags.number(setting.words, RATIO_FLAG)
     if not window and ratio is None:
         reason = "the model has none" if setting.model else "the model's config.json is not here"
         return [not_checked("sliding-window pool", reason)]
@@ -114,10 +114,10 @@ def _window(setting: Setting) -> list[Check]:
 
 
 def _alignment(setting: Setting, environ: Mapping[str, str]) -> list[Check]:
-    backend = flag_values.value(setting.words, "--prefill-attention-backend") or flag_values.value(
+    backend = flags.value(setting.words, "--prefill-attention-backend") or flags.value(
         setting.words, "--attention-backend"
     )
-    if not flag_values.given(setting.words, "--enable-deterministic-inference") or backend != "flashinfer":
+    if not flags.given(setting.words, "--enable-deterministic-inference") or backend != "flashinfer":
         return []
     try:
         align = int(values.number(int(environ.get(TILE_VARIABLE, "")), 1, environment.MOST_TOKENS))

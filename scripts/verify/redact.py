@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from launcher.address import without_user_info
-from launcher.flags import HIDDEN, without_secrets
+from launcher.redaction import HIDDEN, without_secrets
 from scripts.collect.scrub import scrub
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynchunk.settings import PREFIX, Settings, env_name, knob_fields
-from launcher.flags import is_secret_name
+from launcher.redaction import is_secret_name
 from scripts.collect.scrub import known_secrets, scrub, scrub_data, scrub_json
 
 ENVIRON = {

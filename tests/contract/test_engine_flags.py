@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import environment, flags
+from launcher import environment, flags, redaction
 from scripts.engine_wheels import VERSIONS, unpacked
 
 
@@ -46,6 +46,6 @@ def test_no_flag_of_the_engines_is_the_beginning_of_ours(declared: dict[str, lis
 def test_flags_that_carry_a_secret_are_hidden(declared: dict[str, list[str]]) -> None:
     """Whatever the engine calls a key, a password or a token is not shown; the table names those it has."""
     secret = [flag for flag in declared if flag.endswith(("key", "password", "secret"))]
-    assert set(secret) == set(flags.SECRET_FLAGS)
+    assert set(secret) == set(redaction.SECRET_FLAGS)
     for flag in secret:
-        assert flags.without_secrets([flag, "s3cret"]) == [flag, "***"]
+        assert redaction.without_secrets([flag, "s3cret"]) == [flag, "***"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynchunk.policy.budget import Budget
-from launcher import flag_values
+from launcher import flags
 from scripts.doctor import allocator_rules, chunk_rules, killers, memory_rules
 from scripts.doctor.verdict import GIB, Level
 
@@ -131,16 +131,16 @@ def test_a_threshold_without_a_fraction() -> None:
 def test_flags_are_read_as_argparse_would() -> None:
     """Both spellings, other names and unique beginnings; the last one counts; what is no number is none."""
     words = ["--dp-size", "2", "--dp-size=4", "--enable-dp-att", "--swa-full-tokens-ratio", "x"]
-    assert flag_values.count(words, "--dp-size", "--data-parallel-size") == 4
-    assert flag_values.count(["--data-parallel-size", "8"], "--dp-size", "--data-parallel-size") == 8
-    assert flag_values.given(words, "--enable-dp-attention")
-    assert not flag_values.given(words, "--enable-mixed-chunk")
-    assert flag_values.number(words, "--swa-full-tokens-ratio") is None
-    assert flag_values.value(words, "--page-size") is None
+    assert flags.count(words, "--dp-size", "--data-parallel-size") == 4
+    assert flags.count(["--data-parallel-size", "8"], "--dp-size", "--data-parallel-size") == 8
+    assert flags.given(words, "--enable-dp-attention")
+    assert not flags.given(words, "--enable-mixed-chunk")
+    assert flags.number(words, "--swa-full-tokens-ratio") is None
+    assert flags.value(words, "--page-size") is None
     for text in ("inf", "nan", "1e999", ""):
-        assert flag_values.number([f"--swa-full-tokens-ratio={text}"], "--swa-full-tokens-ratio") is None
+        assert flags.number([f"--swa-full-tokens-ratio={text}"], "--swa-full-tokens-ratio") is None
     for text in ("-4", "0", "4.0", "4e0", "x", "9" * 5000):
-        assert flag_values.count([f"--dp-size={text}"], "--dp-size") is None
+        assert flags.count([f"--dp-size={text}"], "--dp-size") is None
 
 
 def test_headroom() -> None:

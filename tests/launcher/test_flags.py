@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from launcher import flags
+from launcher import flags, redaction
 
 SECRETS = [
     *("--api-key s3cret", "--api-key=s3cret", "--api-k s3cret", "--api-k=s3cret", "--ap s3cret", "--api=s3cret"),
@@ -28,7 +28,7 @@ SECRETS = [
 @pytest.mark.parametrize("line", SECRETS)
 def test_no_secret_is_shown(line: str) -> None:
     """Whichever way it is written, the value is hidden and the rest stays."""
-    shown = " ".join(flags.without_secrets(["--first", *shlex.split(line), "--last"]))
+    shown = " ".join(redaction.without_secrets(["--first", *shlex.split(line), "--last"]))
     assert "cret" not in shown.replace("-secret", "").replace("_secret", "")
     assert "***" in shown
     assert shown.startswith("--first ")
@@ -38,7 +38,7 @@ def test_no_secret_is_shown(line: str) -> None:
 def test_which_secrets_a_line_holds() -> None:
     """The values alone, each of a list by itself."""
     line = """env A_TOKEN=s1 --api-key s2 --j '{"auth": ["s3", {"x": 4}], "n": "no"}' --admin-api-key=s5 --port 1"""
-    assert flags.secrets_in(shlex.split(line)) == {"s1", "s2", "s3", "4", "s5"}
+    assert redaction.secrets_in(shlex.split(line)) == {"s1", "s2", "s3", "4", "s5"}
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,13 @@ def test_which_secrets_a_line_holds() -> None:
 )
 def test_what_is_no_secret_is_shown(line: str) -> None:
     """Hiding everything would be easy."""
-    assert flags.without_secrets(shlex.split(line)) == shlex.split(line)
+    assert redaction.without_secrets(shlex.split(line)) == shlex.split(line)
 
 
 def test_the_last_of_a_row_of_secrets() -> None:
     """A flag that came without its value does not uncover the next one's."""
-    assert flags.without_secrets(["--api-key", "--api-key", "--x", "y"]) == ["--api-key", "***", "--x", "y"]
-    assert flags.without_secrets(["--api-key"]) == ["--api-key"]
+    assert redaction.without_secrets(["--api-key", "--api-key", "--x", "y"]) == ["--api-key", "***", "--x", "y"]
+    assert redaction.without_secrets(["--api-key"]) == ["--api-key"]
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,10 @@ def test_a_real_prometheus(server: Server, seen: list[scrape.Reading], tmp_path:
 
 
 def ask(api: httpx.Client, query: str) -> list[Any]:
-    answer = api.get("/query", params={"query": query}).json()
+    response = api.get("/query", params={"query": query})
+    if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+        raise httpx.HTTPStatusError("Prometheus still starts", request=response.request, response=response)
+    answer = response.json()
     assert answer["status"] == "success", (query, answer)
     result: list[Any] = answer["data"]["result"]
     return result

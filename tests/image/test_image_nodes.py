@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -112,7 +113,9 @@ def test_a_host_that_dies_in_a_prefill_is_reported_and_a_restart_recovers(hosts:
     assert harness.wait_until(lambda: hosts.log(0).count("Prefill batch") >= before + 5, 60), hosts.log(0)[-3000:]
     hosts.compose(1, "kill", "server")
     assert harness.wait_until(lambda: hosts.state(0) == "exited", WATCHDOG_S), "the other host has not noticed"
-    assert "Connection reset by peer" in hosts.log(0)
+    # A read or a write that failed, reset or closed: it depends on how much of what was sent had been read.
+    log = hosts.log(0)
+    assert re.search(r"RuntimeError: \[\S*gloo/transport/tcp/pair\.cc", log), log[-5000:]
     client.join(60)
     assert len(failures) == 1, "the client was not told"
     for rank in range(2):

@@ -16,7 +16,6 @@ MOST_NODE_RANK = 4095
 # What a server listens on, and where a client on the same machine finds it then.
 ANY_ADDRESS = {"0.0.0.0": DEFAULT_HOST, "::": "::1"}  # noqa: S104 - compared, not bound
 LONGEST_HOST = 253
-LONGEST_SHOWN = 200
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 _USER_INFO = re.compile(r"(?<=://)[^/?#\s'\"]*@")
@@ -28,6 +27,8 @@ def host(environ: Mapping[str, str]) -> str:
     try:
         wanted = host_name(given) if given else DEFAULT_HOST
     except ValueError as error:
+        from dynchunk.shortened import shortened
+
         raise ValueError(f"HOST={shortened(repr(given))}: {error}") from None
     return ANY_ADDRESS.get(wanted, wanted)
 
@@ -93,11 +94,6 @@ def without_user_info(text: str) -> str:
     return _USER_INFO.sub("***@", text)
 
 
-def shortened(text: str) -> str:
-    """A text of any length as one that fits a message."""
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}... ({len(text):,} characters)"
-
-
 def _number(name: str, environ: Mapping[str, str], default: int, low: int, high: int) -> int:
     given = environ.get(name, "").strip()
     if not given:
@@ -106,6 +102,7 @@ def _number(name: str, environ: Mapping[str, str], default: int, low: int, high:
         return int(given)
     # Loaded only now: 20 ms and 5 MB that a probe does not need for `30000`.
     from dynchunk.settings import parse_knobs
+    from dynchunk.shortened import shortened
     from launcher.environment import Launch
 
     values, problems = parse_knobs(Launch, {name: shortened(given)}, "")

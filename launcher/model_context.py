@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher import environment, values
+from dynchunk import values
+from launcher import environment
 from launcher.environment import Launch
 from launcher.flags import value_of
 

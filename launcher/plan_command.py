@@ -10,10 +10,11 @@ from typing import Annotated
 
 import typer
 
+from dynchunk import values
 from dynchunk.policy import paths
 from dynchunk.policy.auto_budget import MARGIN_PERCENT
 from dynchunk.settings import SettingsError
-from launcher import dotenv, tables, values
+from launcher import dotenv, tables
 from launcher.plan_inputs import GIB, Flags, Inputs, read
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
-from dynchunk import effective
+from dynchunk import effective, measured_before, values
 from dynchunk.policy import latency, paths
 from dynchunk.policy.latency import EQUAL, OFF, TICKS_PER_MS, Mode, Model
 from dynchunk.policy.score_budget import MIB, PLAIN_LIMIT_BYTES
 from dynchunk.settings import Settings, SettingsError, whole
-from launcher import environment, model_context, plan_measured, plan_reserve, setting, values
+from launcher import environment, model_context, plan_reserve, setting
 from launcher.setting import Setting
 
 GIB = 1 << 30
@@ -284,13 +284,14 @@ def _cost(flags: Flags, start: Setting, problems: list[str], notes: list[str]) -
     """What a row and key holds, and what is held beside it: measured where there is a measurement, else of the path."""
     limit_bytes, reported = _score_limit_bytes(start.settings), start.settings.report
     if flags.bytes_each is not None:
-        if 0 < flags.bytes_each < plan_measured.MOST_BYTES_PER_PAIR:
-            return paths.Cost(plan_measured.millibytes(flags.bytes_each), None, "given with --bytes", measured=True), 0
+        if 0 < flags.bytes_each < measured_before.MOST_BYTES_PER_PAIR:
+            each = measured_before.millibytes(flags.bytes_each)
+            return paths.Cost(each, None, "given with --bytes", measured=True), 0
         problems.append(f"--bytes {flags.bytes_each:g}: not bytes for a row and key, 12.5 for instance")
     elif flags.report is not None:
         try:
             return _measured(flags.report)
-        except plan_measured.ReportError as error:
+        except measured_before.ReportError as error:
             problems.append(f"--report {flags.report}: {error}")
     elif flags.path in paths.PATHS:
         return paths.of_path(flags.path, limit_bytes), 0
@@ -300,7 +301,7 @@ def _cost(flags: Flags, start: Setting, problems: list[str], notes: list[str]) -
         if reported is not None:
             try:
                 return _measured(Path(reported))
-            except plan_measured.ReportError as error:
+            except measured_before.ReportError as error:
                 notes.append(f"DYNCHUNK_REPORT={reported} is left out: {error}")
         if start.path:
             notes.append(f"memory is that of --path {start.path}, by the model's config.json")
@@ -309,5 +310,5 @@ def _cost(flags: Flags, start: Setting, problems: list[str], notes: list[str]) -
 
 
 def _measured(file: Path) -> tuple[paths.Cost, int]:
-    found = plan_measured.of_report(file)
+    found = measured_before.of_report(file)
     return paths.Cost(found.millibytes, None, f"measured: {file}", measured=True), found.base_bytes

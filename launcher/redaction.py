@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from dynchunk.values import parsed
 from launcher.address import without_user_info
 from launcher.flags import could_mean, name_of
 
@@ -116,8 +116,8 @@ def _is_secret(name: str) -> bool:
 def _leaves(value: str) -> list[str]:
     """The secrets in the text of one value: a string's inside, a list's members."""
     try:
-        return list(_strings(json.loads(value)))
-    except ValueError:
+        return list(_strings(parsed(value)))
+    except (ValueError, RecursionError):
         return [value.strip("\"'\\")]
 
 

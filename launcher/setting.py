@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynchunk import effective
+from dynchunk import effective, values
+from dynchunk.policy import paths
 from dynchunk.policy.budget import Budget
 from dynchunk.settings import Settings, SettingsError
-from launcher import environment, flags, values
-from launcher.address import shortened
+from dynchunk.shortened import shortened
+from launcher import environment, flags
 from launcher.environment import Launch
 
 # Models whose cache the engine pages by 256 and whose sliding-window layers get a tenth of it, unless told otherwise.
 PAGES_OF_256 = ("deepseek_v4",)
 V4_PAGE = 256
-V4_RATIO_OF_KEYS = 4
 RATIO_FLAG = "--swa-full-tokens-ratio"
 DP_FLAGS = ("--dp-size", "--data-parallel-size")
 CP_FLAGS = ("--attn-cp-size", "--attention-context-parallel-size")
@@ -36,12 +36,9 @@ class Setting:
     @property
     def path(self) -> str:
         """The engine's attention path (policy/paths.py) as far as the model's file tells; empty where it does not."""
-        architectures = self.model.get("architectures")
-        if isinstance(architectures, list) and str(next(iter(architectures), "")).startswith("DeepseekV4"):
-            found = self.model.get("compress_ratios")
-            ratios = [one for one in found if _is_count(one)] if isinstance(found, list) else []
-            # V4 keeps every fourth key at the most; V4.1 has layers that keep them all.
-            return "v4" if min(ratios, default=1) >= V4_RATIO_OF_KEYS else "v41-dev"
+        shared = paths.tokens_per_key(self.model.get("architectures"), self.model.get("compress_ratios"))
+        if shared is not None:
+            return "v4" if shared >= paths.V4_TOKENS_PER_KEY else "v41-dev"
         return "dsa" if self.model.get("index_topk") else ""
 
     @property

@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 
-from launcher import address, tables
+from dynchunk.shortened import shortened
+from launcher import tables
 
 TIMEOUT_S = 30
 _LOGIN = re.compile(r"^(\w+://)?.*@", re.DOTALL)
@@ -37,7 +38,7 @@ def change_budget(url: str, api_key: str | None, budget: int, *, ours: bool = Fa
 
 def shown(url: str) -> str:
     """A server's URL without the name and password in it."""
-    return tables.printable(address.shortened(_LOGIN.sub(r"\1***@", url)))
+    return tables.printable(shortened(_LOGIN.sub(r"\1***@", url)))
 
 
 def _ask(method: str, url: str, path: str, api_key: str | None, body: Any = None, *, ours: bool) -> Any:

@@ -6,10 +6,10 @@ then, and the journal says so. The check's reports lie in logs/ beside the adapt
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from dynchunk import journal
+from dynchunk.values import parsed
 
 HOOK = "gpu_check"
 LOGS = Path(__file__).resolve().parents[2] / "logs"
@@ -19,7 +19,7 @@ def report_of(device: str, logs: Path = LOGS) -> Path | None:
     """The newest report of a check that passed on `device` (its name, as the driver gives it)."""
     for path in sorted(logs.glob("gpu-check-*/gpu-check.json"), reverse=True):
         try:
-            report = json.loads(path.read_text(encoding="utf-8"))
+            report = parsed(path.read_text(encoding="utf-8"))
             if report["device"] == device and report["passed"] is True and report["self_test"] is False:
                 return path
         except (OSError, ValueError, KeyError, TypeError):

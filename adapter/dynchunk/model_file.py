@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dynchunk import journal
 from dynchunk.policy.latency import Model
+from dynchunk.values import parsed
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class ModelFile:
     def load(self) -> Model | None:
         """The model, if the file has one for this engine. The journal says why not."""
         try:
-            kept = json.loads(Path(self.path).read_text(encoding="utf-8"))
+            kept = parsed(Path(self.path).read_text(encoding="utf-8"))
             other = kept["belongs_to"]
             differs = [
                 f"{name} is {mine!r} here and {other.get(name)!r} there"
@@ -60,5 +61,5 @@ class ModelFile:
         A file of another engine, or of another kind, is left alone.
         """
         with suppress(OSError, ValueError, KeyError, TypeError):
-            if json.loads(Path(self.path).read_text(encoding="utf-8"))["belongs_to"] == self.belongs_to:
+            if parsed(Path(self.path).read_text(encoding="utf-8"))["belongs_to"] == self.belongs_to:
                 Path(self.path).unlink()

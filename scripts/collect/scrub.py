@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from dynchunk.values import parsed
 from launcher.redaction import HIDDEN, is_count, is_secret_name, secrets_in, without_named, without_secrets
 
 # Shorter ones would be found in every other word.
@@ -78,16 +79,16 @@ def scrub_json(text: str, secrets: Iterable[str]) -> str:
     """Text that should be JSON, or a row of it on each line, scrubbed as such; as any text where it is none."""
     secrets = list(secrets)
     try:
-        shown = json.dumps(scrub_data(json.loads(text), secrets), indent=1) + "\n"
-    except ValueError:
+        shown = json.dumps(scrub_data(parsed(text), secrets), indent=1) + "\n"
+    except (ValueError, RecursionError):
         shown = "".join(_json_line(line, secrets) for line in text.splitlines(keepends=True))
     return _without_known(shown, secrets)
 
 
 def _json_line(line: str, secrets: list[str]) -> str:
     try:
-        return json.dumps(scrub_data(json.loads(line), secrets)) + "\n"
-    except ValueError:
+        return json.dumps(scrub_data(parsed(line), secrets)) + "\n"
+    except (ValueError, RecursionError):
         return scrub(line, secrets)
 
 

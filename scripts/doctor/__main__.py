@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
+from dynchunk import measured_before, values
 from dynchunk.policy import paths
-from launcher import address, dotenv, plan_measured, tables, values
+from launcher import address, dotenv, tables
 from scripts.doctor import examine, memory_rules, readings
 from scripts.doctor.verdict import GIB, Check, Level, fail
 
@@ -85,7 +86,7 @@ def _wrong(path: str, guard_gib: float, bytes_each: float | None) -> Iterator[Ch
         yield fail("options", f"--path {path}: no such path; accepted: {', '.join(paths.PATHS)}", "")
     for option, value, most in (
         ("--guard-gib", guard_gib, values.MOST_GIB),
-        ("--bytes", bytes_each, plan_measured.MOST_BYTES_PER_PAIR),
+        ("--bytes", bytes_each, measured_before.MOST_BYTES_PER_PAIR),
     ):
         try:
             values.number(0 if value is None else value, 0, most)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from dynchunk import effective
+from dynchunk import effective, measured_before, values
 from dynchunk.settings import SettingsError
-from launcher import environment, flags, plan_measured, serve, values
+from launcher import environment, flags, serve
 from launcher import setting as settings_of
 from launcher.setting import PAGES_OF_256, RATIO_FLAG, Setting
 from scripts.doctor import allocator_rules, chunk_rules
@@ -90,8 +90,8 @@ def report(file: str | None) -> list[Check]:
     if file is None:
         return []
     try:
-        found = plan_measured.of_report(Path(file))
-    except plan_measured.ReportError as error:
+        found = measured_before.of_report(Path(file))
+    except measured_before.ReportError as error:
         cure = "another run.json of memguard; a path such as /opt/dynchunk/logs/... is the container's: ask there"
         return [warn("report", f"DYNCHUNK_REPORT={file}: {error}", cure)]
     return [ok("report", f"{file}: {found.millibytes / 1000:g} B for a row and key")]

@@ -12,11 +12,11 @@ time to a fraction of a millisecond where the line's clock gives seconds.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from dynchunk.values import parsed
 from scripts.verify.results import Chunk
 
 _TINY_GAP = 0.2  # a launch gap below this share of the usual one did not wait for the forward before
@@ -62,7 +62,7 @@ def parse_trace_line(line: str, rid: str) -> Launch | None:
     if rid not in line:
         return None
     try:
-        batch = json.loads(line)
+        batch = parsed(line)
         took_s = None if batch["ms"] is None else float(batch["ms"]) / 1000
         for name, prefix_tokens, tokens in batch["reqs"]:
             if name == rid and int(tokens) > 0:

@@ -15,6 +15,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from dynchunk.values import parsed
 from scripts.verify.compare_errors import CompareError
 
 DEFAULT_SHOTS = 5
@@ -140,9 +141,11 @@ def _with_shots(found: Sequence[Prompt | _Question], shots: int, path: Path) -> 
 def _parse(number: int, line: str, new_tokens: int | None) -> Prompt | _Question:
     """Raises _LineError with what is wrong."""
     try:
-        value = json.loads(line)
+        value = parsed(line)
     except json.JSONDecodeError as error:
         raise _LineError(f"not JSON ({error.msg} at column {error.colno})") from None
+    except ValueError as error:
+        raise _LineError(f"not JSON ({error})") from None
     if isinstance(value, str):
         value = {"prompt": value}
     if not isinstance(value, dict):

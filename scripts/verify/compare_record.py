@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dynchunk.values import parsed
 from scripts.verify.compare_errors import CompareError
 from scripts.verify.compare_results import Answer, Candidate
 from scripts.verify.errors import RecordError
@@ -85,7 +86,7 @@ def load(path: Path) -> Recorded:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise CompareError(f"cannot read {path}: {reason}") from None
     try:
-        head, *rest = map(json.loads, lines)
+        head, *rest = map(parsed, lines)
         if head.pop("schema") != SCHEMA:
             raise CompareError(f"{path} was recorded by another version of compare; record it again")
         recorded = Recorded(About(**head), [_answer(value) for value in rest])

@@ -14,7 +14,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from launcher import address, values
+from dynchunk import values
+from launcher import address
 from scripts.ending import end_once
 from scripts.verify import attach as attaching
 from scripts.verify import records

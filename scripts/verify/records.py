@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher import values as json_values
-from launcher.address import shortened
+from dynchunk import values as json_values
+from dynchunk.shortened import shortened
 from scripts.verify.decide import PHASES, RAMP, Sample
 from scripts.verify.errors import RecordError
 from scripts.verify.results import LARGEST, Run, from_json, to_json

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from launcher.values import parsed
+from dynchunk.values import parsed
 from scripts.verify.decide import Action, Decision, Limits, Sample, by_phase, decide
 from scripts.verify.errors import EXIT_GUARD, EXIT_PASSED, MemguardError, RecordError
 from scripts.verify.records import sample_from_json

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from launcher.address import shortened
+from dynchunk.shortened import shortened
 
 SCHEMA = 1
 LARGEST = 1 << 63  # no time, size or count comes near it; JSON takes 1e999 and whole numbers of any length

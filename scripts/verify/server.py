@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 
+from dynchunk.values import parsed
 from scripts.verify.errors import MemguardError, RefusedError, ServerGoneError, ServerTimeoutError, WrongKeyError
 from scripts.verify.redact import without_password
 
@@ -159,7 +159,7 @@ class Server:
     def _event(self, data: str) -> dict[str, Any]:
         """One event of a stream. The status was sent before the engine looked at the request: refusals come here."""
         try:
-            event = json.loads(data)
+            event = parsed(data)
         except ValueError:
             event = None
         if not isinstance(event, dict):

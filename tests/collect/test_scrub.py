@@ -194,6 +194,16 @@ def test_rows_of_json_and_what_is_none() -> None:
     )
 
 
+@pytest.mark.parametrize("depth", [50, 400, 100_000])
+def test_deep_json_keeps_no_secret(depth: int) -> None:
+    """However deep, and whether or not it can be read as JSON."""
+    text = "[" * depth + '{"api_key": "S46b"}' + "]" * depth
+    for written in (text, text + "\n" + text):
+        shown = scrub_json(written, [])
+        assert "S46b" not in shown
+        assert "***" in shown
+
+
 def test_secrets_in_a_list_of_extra_args() -> None:
     """Each is known, so that it is found elsewhere too; what a switch says is none."""
     environ = {"EXTRA_ARGS": """--x '{"accessKey": ["S46b", 12345], "n": 1}'""", "A_KEY": "true", "PWD": "/work"}

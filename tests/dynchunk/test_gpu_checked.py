@@ -32,7 +32,12 @@ def outcome(logs: Path) -> str:
 def test_only_a_check_that_passed_on_this_gpu_counts(tmp_path: Path, report: Any, expected: str) -> None:
     """A self-test on a CPU, another GPU, a failure or a broken file verify nothing."""
     assert outcome(tmp_path) == "unverified on this device"
-    for name, text in (("a", json.dumps(report)), ("b", "{"), ("c", json.dumps({"device": "NVIDIA GB10"}))):
+    for name, text in (
+        ("a", json.dumps(report)),
+        ("b", "{"),
+        ("d", "[" * 100_000),
+        ("c", json.dumps({"device": "NVIDIA GB10"})),
+    ):
         (tmp_path / f"gpu-check-{name}").mkdir()
         (tmp_path / f"gpu-check-{name}" / "gpu-check.json").write_text(text)
     assert outcome(tmp_path) == expected

@@ -46,6 +46,7 @@ def test_another_engine_does_not_use_it(tmp_path: Path, name: str) -> None:
     [
         "",
         "{",
+        "[" * 100_000,
         "[]",
         '{"belongs_to": 3}',
         json.dumps({"belongs_to": HERE, "ticks": {"a": 1}}),

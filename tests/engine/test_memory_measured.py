@@ -69,8 +69,8 @@ def test_a_report_of_another_engine_is_said_and_not_used(tmp_path: Path, monkeyp
     monkeypatch.setattr(settings, "current", lambda: settings.Settings(budget="auto", report=str(report)))
     fit = {"kind": "line", "bytes_per_pair": 12.5, "base_bytes": 0, "belongs_to": {"engine": "there"}}
     for text, reason in (
-        (None, "No such file"),
-        ("{", "Expecting"),
+        (None, "there is no such file"),
+        ("{", "it is no JSON"),
         ("{}", "no measured coefficient"),
         (json.dumps({"coefficient": fit}), "it is of another engine: engine is 'here' here and 'there' there"),
     ):

@@ -80,6 +80,8 @@ def test_too_many_shots_are_refused(tmp_path: Path) -> None:
     ("line", "said"),
     [
         ('{"prompt": "cut', "not JSON"),
+        ('{"prompt": "x", "n": ' + "[" * 100_000, "nested too deeply"),
+        ('{"prompt": "x", "n": ' + "9" * 5000 + "}", "not JSON"),
         ("17", "neither text nor an object"),
         ("[1, 2]", "neither text nor an object"),
         ('{"prmpt": "x"}', 'needs one of "prompt", "text", "input_ids", "question"; it has none of them'),

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from dynchunk.patches import kv_workspace, score_limits
+from dynchunk.policy import paths
 
-V4_RATIO = 4
 FIRST_SM_OF_DEEP_GEMM_V41 = 10
 WORKSPACE_KEY_BYTES = 1024
 # The engine's own switch for scoring in plain torch.
@@ -29,9 +29,9 @@ def path_and_limit(scheduler: Any) -> tuple[str | None, int]:
     if runner.device == "cpu":
         known = type(runner.attn_backend).__name__ == "ReferenceAttentionBackend"
         return "reference" if known else None, 0
-    if _is_v4(config):
-        # V4 keeps every fourth key at the most; V4.1 has layers that keep them all.
-        return _v4() if _ratio(config) >= V4_RATIO else _v41()
+    shared = _tokens_per_key(config)
+    if shared is not None:
+        return _v4() if shared >= paths.V4_TOKENS_PER_KEY else _v41()
     if not getattr(config, "index_topk", None):
         return None, 0
     if int(getattr(config, "index_kpool", 1) or 1) > 1:
@@ -44,10 +44,11 @@ def path_and_limit(scheduler: Any) -> tuple[str | None, int]:
 def workspace_bytes(scheduler: Any) -> int:
     """What V4 and V4.1 keep for a prefix's keys once a long prompt has come: allocated late, so free at start."""
     config = scheduler.model_config.hf_config
-    if scheduler.tp_worker.model_runner.device == "cpu" or not _is_v4(config):
+    shared = _tokens_per_key(config)
+    if scheduler.tp_worker.model_runner.device == "cpu" or shared is None:
         return 0
     longest = kv_workspace.longest_tokens() or int(scheduler.model_config.context_len)
-    return longest // _ratio(config) * WORKSPACE_KEY_BYTES
+    return longest // shared * WORKSPACE_KEY_BYTES
 
 
 def _v4() -> tuple[str, int]:
@@ -66,12 +67,8 @@ def _v41() -> tuple[str, int]:
     return "v41-torch", score_limits.limit_of("_TORCH_SCORE_BUDGET_BYTES")
 
 
-def _is_v4(config: Any) -> bool:
-    return str((getattr(config, "architectures", None) or [""])[0]).startswith("DeepseekV4")
-
-
-def _ratio(config: Any) -> int:
-    return min((int(ratio) for ratio in getattr(config, "compress_ratios", None) or () if ratio > 0), default=1)
+def _tokens_per_key(config: Any) -> int | None:
+    return paths.tokens_per_key(getattr(config, "architectures", None), getattr(config, "compress_ratios", None))
 
 
 def _torch_scoring() -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import platform
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dynchunk import journal, settings
+from dynchunk import journal, measured_before, settings
 from dynchunk.patches import attention_path, cuda_device, cuda_memory, facts
 from dynchunk.policy import auto_budget
 from dynchunk.policy.auto_budget import Coefficient, Derived, NoHeadroomError
@@ -18,6 +16,7 @@ from dynchunk.settings import SettingsError
 
 # What memguard leaves untouched too.
 GUARD_BYTES = 3 << 29
+MEASURED_BEFORE = "measured by an earlier run on this engine and device"
 UNKNOWN_PATH = (
     "DYNCHUNK_BUDGET=auto: what a row and key of this model costs is not known; set a number such as 2.0e8, let "
     "memguard ramp it, and name the report in DYNCHUNK_REPORT"
@@ -47,18 +46,14 @@ def _measured_before(scheduler: Any) -> dict[str, Any] | None:
         return None
     found = None
     try:
-        found = auto_budget.of_report(
-            json.loads(Path(path).read_text(encoding="utf-8")), facts.cost_identity(scheduler)
-        )
+        found = measured_before.of_this_engine(Path(path), facts.cost_identity(scheduler))
         detail = f"{path}: {found.millibytes / 1000:g} B for a row and key above {found.base_bytes:,} bytes"
-    except OSError as error:
-        outcome, detail = journal.NOT_IN_USE, f"{path}: {error.strerror}"
-    except ValueError as error:
+    except measured_before.ReportError as error:
         outcome, detail = journal.NOT_IN_USE, f"{path}: {error}"
     if found is not None and settings.current().budget != "auto":
         outcome, detail = journal.NOT_IN_USE, f"{detail}; DYNCHUNK_BUDGET is not auto"
     journal.record("report", outcome, detail)
-    return None if found is None else dataclasses.asdict(found)
+    return None if found is None else found._asdict()
 
 
 def headrooms(everybody: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
@@ -81,7 +76,7 @@ def derive(everybody: Mapping[str, Mapping[str, Any]], own_rows: int) -> Derived
 
 def _cost(one: Mapping[str, Any]) -> Coefficient:
     if one["measured"] is not None:
-        return Coefficient(**one["measured"])
+        return Coefficient(**one["measured"], source=MEASURED_BEFORE)
     if one["path"] is None:
         raise SettingsError([UNKNOWN_PATH])
     return auto_budget.of_path(one["path"], one["score_limit_bytes"])

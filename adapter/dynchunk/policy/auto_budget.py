@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
-from dynchunk.policy.coefficient import LINE, Fit
+from dynchunk.policy.coefficient import Fit
 
 MIB = 1 << 20
 MARGIN_PERCENT = 15
@@ -111,30 +110,6 @@ def of_fit(fit: Fit, source: str) -> Coefficient | None:
     if not fit.trusted:
         return None
     return Coefficient(ceil(fit.bytes_per_pair * 1000), fit.base_bytes, source)
-
-
-def of_report(report: Any, here: Mapping[str, str]) -> Coefficient:
-    """The coefficient that an earlier run measured. Raises ValueError with the reason where it does not count here.
-
-    report: a memguard report, {"coefficient": Fit.state() and "belongs_to"} among others, as plain JSON values. here:
-    what the figures of this engine belong to.
-    """
-    try:
-        measured = report["coefficient"]
-        kind, there = measured["kind"], measured["belongs_to"]
-        each, base_bytes = float(measured["bytes_per_pair"]), int(measured["base_bytes"])
-        differs = [
-            f"{name} is {mine!r} here and {there.get(name)!r} there"
-            for name, mine in here.items()
-            if there.get(name) != mine
-        ]
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise ValueError(f"it holds no measured coefficient ({error!r})") from None
-    if differs:
-        raise ValueError(f"it is of another engine: {differs[0]}")
-    if kind != LINE or not 0 < each < LARGEST:
-        raise ValueError(f"what it measured follows no line ({kind})")
-    return Coefficient(ceil(each * 1000), max(0, base_bytes), "measured by an earlier run on this engine and device")
 
 
 def derive(headrooms: Mapping[str, int], coefficients: Mapping[str, Coefficient], own_rows: int = 0) -> Derived:

@@ -14,6 +14,10 @@ from dynchunk.policy.auto_budget import Path
 MILLI = 1000
 
 
+# V4 keeps every fourth key at the most; V4.1 has layers that keep them all.
+V4_TOKENS_PER_KEY = 4
+
+
 class Part(NamedTuple):
     """One tensor of rows x keys: bytes for each row and key, and how many tokens of the prefix share a key."""
 
@@ -84,6 +88,15 @@ def pairs_within(cost: Cost, limit_bytes: int) -> int:
     if cost.bound_bytes is None:
         return whole
     return max(whole, max(limit_bytes - cost.bound_bytes, 0) * MILLI // cost.grows_millibytes)
+
+
+def tokens_per_key(architectures: object, compress_ratios: object) -> int | None:
+    """The fewest tokens that share a key of a DeepSeek-V4 or V4.1, from its config.json; None for any other model."""
+    first = next(iter(architectures), None) if isinstance(architectures, list | tuple) else None
+    if not isinstance(first, str) or not first.startswith("DeepseekV4"):
+        return None
+    found = compress_ratios if isinstance(compress_ratios, list | tuple) else ()
+    return min((one for one in found if type(one) is int and one > 0), default=1)
 
 
 def ceil_div(number: int, by: int) -> int:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import random
-import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynchunk.policy import auto_budget
 from dynchunk.policy.auto_budget import PATHS, Coefficient, NoHeadroomError, advice, derive, headroom_bytes, of_path
 from dynchunk.policy.budget import Budget, chunk_tokens, own_rows
 from dynchunk.policy.coefficient import LINE, STEPS, Fit
@@ -158,41 +155,6 @@ def test_no_advice_without_need() -> None:
     """About the same budget, or a fit that is not to be trusted: nothing is said."""
     assert advice(201_000_000, {"tp0": int(3.2 * GIB)}, measured(14.0)) is None
     assert advice(201_000_000, {"tp0": int(3.2 * GIB)}, measured(2.0, kind=STEPS)) is None
-
-
-HERE = {"engine": "0.5.23", "model": "/m", "score limit": "268,435,456 bytes"}
-
-
-def test_an_earlier_report_counts_on_the_same_engine() -> None:
-    """Rounded up to a thousandth of a byte."""
-    report = {"coefficient": measured(12.0009, 7).state() | {"belongs_to": HERE}}
-    found = auto_budget.of_report(report, HERE)
-    assert found == Coefficient(12_001, 7, "measured by an earlier run on this engine and device")
-
-
-@pytest.mark.parametrize(
-    ("report", "reason"),
-    [
-        (
-            {"coefficient": measured(12.0).state() | {"belongs_to": HERE | {"engine": "0.5.22"}}},
-            "engine is '0.5.23' here",
-        ),
-        ({"coefficient": measured(12.0).state() | {"belongs_to": {}}}, "of another engine"),
-        ({"coefficient": measured(12.0).state()}, "no measured coefficient"),
-        ({"coefficient": None}, "no measured coefficient"),
-        ({}, "no measured coefficient"),
-        ([], "no measured coefficient"),
-        ({"coefficient": measured(12.0, kind=STEPS).state() | {"belongs_to": HERE}}, "no line (steps)"),
-        (
-            {"coefficient": measured(12.0).state() | {"belongs_to": HERE, "bytes_per_pair": float("nan")}},
-            "follows no line",
-        ),
-    ],
-)
-def test_a_report_that_does_not_count_says_why(report: Any, reason: str) -> None:
-    """Another engine, no measurement, a step function: the table is used instead."""
-    with pytest.raises(ValueError, match=re.escape(reason)):
-        auto_budget.of_report(report, HERE)
 
 
 @pytest.mark.parametrize("name", sorted(PATHS))

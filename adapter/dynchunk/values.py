@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from launcher.address import shortened
+from dynchunk.shortened import shortened
 
 MOST_GIB = 1_000_000
 

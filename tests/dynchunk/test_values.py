@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from launcher import values
+from dynchunk import values
 
 
 @pytest.mark.parametrize("value", [0, 1, 1.5, 1000])

@@ -1,4 +1,8 @@
-"""What a row and key costs, from a report of memguard, and what is wrong with one that does not say."""
+"""What a row and key costs, from a report of memguard, and what is wrong with one that does not say.
+
+DYNCHUNK_BUDGET=auto, plan and doctor read it alike. For the automatic budget it counts only on the engine, model and
+device that it was measured on.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dynchunk import values
 from dynchunk.policy import paths
 from dynchunk.policy.coefficient import LINE
-from launcher import address, values
+from dynchunk.shortened import shortened
 
 MOST_BYTES_PER_PAIR = 10**6
 MOST_BASE_BYTES = 1 << 50
@@ -31,9 +36,30 @@ class Measured(NamedTuple):
 
 def of_report(file: Path) -> Measured:
     """The line that a run has measured. Raises ReportError."""
+    return _line(_coefficient(file))
+
+
+def of_this_engine(file: Path, here: Mapping[str, str]) -> Measured:
+    """The same, if what it belongs to is what the figures of this engine belong to. Raises ReportError."""
     measured = _coefficient(file)
+    there = measured.get("belongs_to")
+    if not isinstance(there, Mapping):
+        raise ReportError("it does not say which engine it was measured on; run memguard again")
+    for name, mine in here.items():
+        if there.get(name) != mine:
+            other = shortened(repr(there.get(name)))
+            raise ReportError(f"it is of another engine: {name} is {mine!r} here and {other} there")
+    return _line(measured)
+
+
+def millibytes(bytes_per_pair: float) -> int:
+    """Thousandths of a byte, rounded up; at least one, as nothing costs nothing."""
+    return max(ceil(bytes_per_pair * paths.MILLI), 1)
+
+
+def _line(measured: Mapping[str, Any]) -> Measured:
     if measured.get("kind") != LINE:
-        kind = address.shortened(str(measured.get("kind")))
+        kind = shortened(str(measured.get("kind")))
         raise ReportError(f"what it measured follows no line ({kind}), so nothing can be counted with it")
     try:
         each = values.number(measured.get("bytes_per_pair"), 0, MOST_BYTES_PER_PAIR)
@@ -41,11 +67,6 @@ def of_report(file: Path) -> Measured:
     except ValueError as error:
         raise ReportError(f"its measured coefficient is damaged: {error}") from None
     return Measured(millibytes(each), int(base))
-
-
-def millibytes(bytes_per_pair: float) -> int:
-    """Thousandths of a byte, rounded up; at least one, as nothing costs nothing."""
-    return max(ceil(bytes_per_pair * paths.MILLI), 1)
 
 
 def _coefficient(file: Path) -> Mapping[str, Any]:

@@ -172,7 +172,7 @@ def test_an_abort_that_is_not_heard_ends_the_engine(world: World) -> None:
     engine = world.engine(hears_aborts=False, leaks=True, chunk_s=0.2)
     process = world.memguard("--sizes", "60k", "--guard-gib", "2", "--url", f"http://127.0.0.1:{world.port}")
     assert process.wait(timeout=30) == 2, world.shown
-    assert engine.wait(timeout=5) == 0
+    assert engine.wait(timeout=30) == 0
     report = (world.report / "REPORT.md").read_text()
     assert "for 0.4 s, and no request ended" in report
     assert f"SIGTERM was sent to the engine (process {engine.pid})" in report

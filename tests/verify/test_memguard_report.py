@@ -322,7 +322,7 @@ def test_a_driver_that_fails_costs_only_its_figures(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(device, "POLL_S", 0.01)
     devices = device.Devices()
     devices.start()
-    devices.join(timeout=5)
+    devices.join(timeout=30)
     assert not devices.is_alive()
     assert devices.low_bytes() == []
 

@@ -521,12 +521,12 @@ def test_ctrl_c_aborts_and_keeps_what_was_measured(start_engine: Start, tmp_path
     """Ctrl-C, and being told to end: the request in flight is aborted, the report is written, exit code 130."""
     engine = start_engine(chunk_s=0.05)
     process = start_program(engine, tmp_path / "logs", "--sizes", "1k,60k")
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 60
     while len(engine.prompts) < 2 and time.monotonic() < deadline_s:
         time.sleep(0.02)
     time.sleep(0.1)
     process.send_signal(sent)
-    output, _ = process.communicate(timeout=15)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output
     folder = next((tmp_path / "logs").iterdir())
     values = json.loads((folder / "run.json").read_text())
@@ -548,7 +548,7 @@ def test_a_full_disk(start_engine: Start, tmp_path: Path) -> None:
         "1k,100k",
         before=("bash", "-c", f'ulimit -f {limit_bytes // 1024}; exec "$@"', "bash"),
     )
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 1, output
     assert "samples.jsonl: File too large; make room there or name another folder with --out" in output
     folder = next((tmp_path / "logs").iterdir())
@@ -561,7 +561,7 @@ def test_a_full_disk(start_engine: Start, tmp_path: Path) -> None:
 def test_the_guards_exit_code_is_the_programs(start_engine: Start, tmp_path: Path) -> None:
     """The process ends with 2 when the guard tripped, whatever is found in the environment."""
     process = start_program(start_engine(), tmp_path / "logs", "--sizes", "30k", "--guard-gib", "2")
-    output, _ = process.communicate(timeout=15)
+    output, _ = process.communicate(timeout=60)
     assert process.returncode == 2, output
     assert "below the guard of 2.00 GiB" in output
     assert "the server is asked to abort memguard-30000-" in output

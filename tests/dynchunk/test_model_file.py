@@ -52,6 +52,8 @@ def test_another_engine_does_not_use_it(tmp_path: Path, name: str) -> None:
         json.dumps({"belongs_to": HERE, "ticks": {"a": 1}}),
         json.dumps({"belongs_to": HERE, "ticks": {"a": -1, "b": 1, "c": 1, "gamma": 1}}),
         json.dumps({"belongs_to": HERE, "ticks": {"a": "x", "b": 1, "c": 1, "gamma": 1}}),
+        json.dumps({"belongs_to": HERE, "ticks": {"a": 1, "b": 1, "c": 10**320, "gamma": 1}}),
+        json.dumps({"belongs_to": HERE, "ticks": {"a": 10**24 + 1, "b": 1, "c": 1, "gamma": 1}}),
     ],
 )
 def test_a_spoilt_file_is_said_and_not_used(tmp_path: Path, text: str) -> None:
@@ -72,3 +74,52 @@ def test_a_model_that_was_dropped_is_not_run_by_again(tmp_path: Path) -> None:
     kept.save(MODEL)
     kept.forget()
     assert kept.load() is None
+
+
+@pytest.mark.parametrize(
+    "text", ['{"architectures": ["A"]}', "notes", '["belongs_to", "ticks"]', '{"belongs_to": {}}', "[" * 100_000]
+)
+def test_another_file_is_never_overwritten(tmp_path: Path, text: str) -> None:
+    """The knob may be pointed at the model's own config.json by mistake."""
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    ModelFile(str(path), HERE).save(MODEL)
+    assert path.read_text() == text
+    assert f"DYNCHUNK_MODEL_FILE={path}: it holds something else" in said()
+    assert "name a file of its own" in said()
+    assert journal.snapshot()["hooks"]["model_file"]["outcome"] == journal.REFUSED
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_is_no_text_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(range(256)))
+    ModelFile(str(path), HERE).save(MODEL)
+    assert path.read_bytes() == bytes(range(256))
+
+
+@pytest.mark.parametrize("text", ["", "\n", json.dumps({"belongs_to": {"engine": "old"}, "ticks": {}})])
+def test_an_empty_file_and_an_earlier_model_make_room(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "model.json"
+    path.write_text(text)
+    kept = ModelFile(str(path), HERE)
+    kept.save(MODEL)
+    assert kept.load() == MODEL
+
+
+@pytest.mark.parametrize("name", ["", "/dev/null"])
+def test_what_is_no_file_is_refused(tmp_path: Path, name: str) -> None:
+    ModelFile(name or str(tmp_path), HERE).save(MODEL)
+    assert "it is no regular file" in said()
+    assert list(tmp_path.iterdir()) == []
+    assert Path("/dev/null").is_char_device()
+
+
+def test_nothing_half_written_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    ModelFile(str(tmp_path / "model.json"), HERE).save(MODEL)
+    assert "No space left on device; learned anew at every start" in said()
+    assert list(tmp_path.iterdir()) == []

@@ -16,6 +16,7 @@ from dynchunk.policy import paths
 from dynchunk.policy.coefficient import LINE
 from dynchunk.shortened import shortened
 
+LEAST_BYTES_PER_PAIR = 1 / paths.MILLI  # a report has no more decimals, and 0 would say that any chunk fits
 MOST_BYTES_PER_PAIR = 10**6
 MOST_BASE_BYTES = 1 << 50
 NOTHING_MEASURED = (
@@ -61,8 +62,10 @@ def _line(measured: Mapping[str, Any]) -> Measured:
     if measured.get("kind") != LINE:
         kind = shortened(str(measured.get("kind")))
         raise ReportError(f"what it measured follows no line ({kind}), so nothing can be counted with it")
+    if measured.get("trusted", True) is not True:  # reports of older versions do not say
+        raise ReportError("it says itself that its measured coefficient is not to be trusted; run memguard again")
     try:
-        each = values.number(measured.get("bytes_per_pair"), 0, MOST_BYTES_PER_PAIR)
+        each = values.number(measured.get("bytes_per_pair"), LEAST_BYTES_PER_PAIR, MOST_BYTES_PER_PAIR)
         base = values.number(measured.get("base_bytes"), 0, MOST_BASE_BYTES)
     except ValueError as error:
         raise ReportError(f"its measured coefficient is damaged: {error}") from None

@@ -21,6 +21,8 @@ def test_an_earlier_report_counts_on_the_same_engine(tmp_path: Path) -> None:
     file = tmp_path / "run.json"
     file.write_text(json.dumps({"coefficient": LINE | {"belongs_to": HERE | {"colour": "red"}}, "probes": []}))
     assert measured_before.of_this_engine(file, HERE) == Measured(12_001, 7)
+    file.write_text(json.dumps({"coefficient": LINE | {"trusted": True, "bytes_per_pair": 0.001}}))
+    assert measured_before.of_this_engine(file, HERE) == Measured(1, 7)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +35,10 @@ def test_an_earlier_report_counts_on_the_same_engine(tmp_path: Path) -> None:
         ({"kind": "steps"}, "follows no line (steps)"),
         ({"bytes_per_pair": float("nan")}, "nan: not a number"),
         ({"bytes_per_pair": True}, "True: not a number"),
+        ({"bytes_per_pair": 0}, "its measured coefficient is damaged: 0: not a number from 0.001 to 1,000,000"),
+        ({"bytes_per_pair": 0.0}, "its measured coefficient is damaged: 0.0: not a number"),
+        ({"trusted": False}, "not to be trusted; run memguard again"),
+        ({"trusted": None}, "not to be trusted; run memguard again"),
         ({"base_bytes": -1}, "-1: not a number"),
     ],
 )

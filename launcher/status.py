@@ -8,10 +8,12 @@ from typing import Any
 
 import httpx
 
+from dynchunk import values
 from dynchunk.shortened import shortened
 from launcher import tables
 
 TIMEOUT_S = 30
+MOST_MS = 10**12  # thirty years; beyond it, it is no time
 _LOGIN = re.compile(r"^(\w+://)?.*@", re.DOTALL)
 
 
@@ -115,7 +117,7 @@ def show(server_info: dict[str, Any]) -> bool:
             tables.show(("hook", "outcome", "detail"), [rows])
         released = _members(state, "empty_cache")
         if released:
-            print(f"cache released {_of(released, 'calls')} times, {_of(released, 'ms'):,.0f} ms in all")
+            print(tables.printable(f"cache released {_of(released, 'calls')} times, {_ms(released)} ms in all"))
         latency = _members(state, "latency")
         if latency.get("mode", "off") != "off":
             said = latency.get("reason") or f"{_of(latency, 'long_requests')} long requests so far"
@@ -132,4 +134,12 @@ def _members(state: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _of(state: dict[str, Any], name: str) -> Any:
     """One member; the server may run another version of DynChunk than this command."""
-    return state.get(name, "?")
+    found = state.get(name)
+    return "?" if found is None else found
+
+
+def _ms(released: dict[str, Any]) -> str:
+    try:
+        return f"{values.number(released.get('ms'), 0, MOST_MS):,.0f}"
+    except ValueError:
+        return "?"

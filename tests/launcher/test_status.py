@@ -97,6 +97,25 @@ def test_another_version_of_dynchunk(httpserver: HTTPServer) -> None:
     assert "DynChunk ?, mode on" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("released", "said"),
+    [
+        ({"calls": 3}, "released 3 times, ? ms in all"),
+        ({"calls": None, "ms": None}, "released ? times, ? ms in all"),
+        ({"calls": 3, "ms": "12"}, "released 3 times, ? ms in all"),
+        ({"calls": 3, "ms": 10**400}, "released 3 times, ? ms in all"),
+        ({"calls": 3, "ms": 1250.4}, "released 3 times, 1,250 ms in all"),
+    ],
+)
+def test_releases_of_another_version(httpserver: HTTPServer, released: dict[str, Any], said: str) -> None:
+    """What is no time is a question mark as well."""
+    answer = {"internal_states": [{"dynchunk": STATE | {"empty_cache": released}}]}
+    httpserver.expect_request("/server_info").respond_with_json(answer)
+    done = status(httpserver)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert said in done.stdout
+
+
 @pytest.mark.parametrize("code", [401, 403])
 def test_a_wrong_key(httpserver: HTTPServer, code: int) -> None:
     """Named for what it is."""

@@ -12,15 +12,17 @@ from dynchunk.policy import latency, paths
 from dynchunk.policy.latency import EQUAL, OFF, TICKS_PER_MS, Mode, Model
 from dynchunk.policy.score_budget import MIB, PLAIN_LIMIT_BYTES
 from dynchunk.settings import Settings, SettingsError, whole
+from dynchunk.shortened import shortened
 from launcher import environment, model_context, plan_reserve, setting
 from launcher.setting import Setting
 
 GIB = 1 << 30
 COEFFICIENTS = ("a", "b", "c", "gamma")
-LONGEST_PROMPT = 10**8
+LONGEST_PROMPT = 10**7  # ten times what models are made for; a plan of it takes seconds
 MOST_MS = 10**6  # a coefficient above it is a slip of the pen, and its times would no longer be numbers
 SLOWEST_RATE, FASTEST_RATE = 0.001, 10**9
 NO_MODEL = "/no/model"  # a folder that is not there: nothing is known of the model
+NO_HEAD = "head:0"  # a plan meets no other host
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,11 @@ def read(flags: Flags, environ: Mapping[str, str]) -> Inputs:
     notes: list[str] = []
     start = _setting(flags, environ, problems, notes)
     settings = start.settings
-    prompts = [
-        n for text in flags.prompts or (str(start.launch.context_length),) if (n := _tokens("--prompt", text, problems))
-    ]
+    prompts = _prompts(flags, start, problems)
     cached = _tokens("--cached", flags.cached, problems, low=0) if flags.cached else 0
     if prompts and cached >= min(prompts):
         problems.append(f"--cached {cached:,} leaves nothing to compute of a prompt of {min(prompts):,} tokens")
-    model = _model(flags, settings, problems)
+    model = _model(flags, start, problems, notes)
     mode = _mode(flags, settings, model, problems, notes)
     rates = _rates(flags.rates, problems)
     cost, base_bytes = _cost(flags, start, problems, notes)
@@ -144,7 +144,9 @@ def _setting(flags: Flags, environ: Mapping[str, str], problems: list[str], note
     given = {variable: getattr(flags, name) for name, variable in SETTING_FLAGS.items() if getattr(flags, name)}
     model_path = environ.get("MODEL_PATH", "").strip()
     # Mode `off` has chunks that can be planned as well.
-    merged = {**environ, **given, "MODEL_PATH": model_path or NO_MODEL, "DYNCHUNK_MODE": "on"}
+    head = environ.get("DIST_INIT_ADDR", "").strip() or NO_HEAD
+    always = {"MODEL_PATH": model_path or NO_MODEL, "DIST_INIT_ADDR": head, "DYNCHUNK_MODE": "on"}
+    merged = {**environ, **given, **always}
     reading = environment.read_all(merged)
     problems += reading.problems
     launch, longer = model_context.fitted(reading.launch, environ, {})
@@ -163,12 +165,10 @@ def _resolved(flags: Flags, start: Setting, problems: list[str]) -> effective.Ef
     if flags.chunk_max:
         static = max(static, start.settings.chunk_max or 0)  # what --chunked-prefill-size would be set to
     if static <= 0:
-        size = f"CHUNKED_PREFILL_SIZE={start.launch.chunked_prefill_size}"
-        divided_away = static == 0 and start.dp_attention > 1
-        what = "leaves no token to a data-parallel rank" if divided_away else "turns chunked prefill off"
-        raise SettingsError([*problems, f"{size} {what}; plan with --max, or set it to {2048 * start.dp_attention}"])
+        cure = f"plan with --max, or set it to {2048 * start.dp_attention}"
+        raise SettingsError([*problems, f"{start.no_chunk}; {cure}"])
     try:
-        resolved = effective.resolve(start.settings, engine_page=start.page, static_tokens=static, context_tokens=None)
+        resolved = start.resolved(static)
     except SettingsError as error:
         raise SettingsError([*problems, *error.problems]) from None
     if problems:
@@ -190,13 +190,24 @@ def _mode(flags: Flags, settings: Settings, model: Model | None, problems: list[
 def _ranks(start: Setting, cost: paths.Cost | None) -> Iterator[str]:
     """What the engine's ranks make of a chunk."""
     if start.dp_attention > 1:
-        yield (
-            f"CHUNKED_PREFILL_SIZE={start.launch.chunked_prefill_size:,} on {start.dp_attention} data-parallel ranks "
-            f"is {start.chunk:,} tokens per rank; this is the plan of one"
-        )
+        yield f"{start.per_rank}; this is the plan of one"
     if start.context_parallel > 1 and cost is not None:
         of_a_rank = "what was measured is taken for one rank's" if cost.measured else "memory is that of one rank"
         yield f"the rows of a chunk are divided by {start.context_parallel} (context parallel prefill); {of_a_rank}"
+
+
+def _prompts(flags: Flags, start: Setting, problems: list[str]) -> list[int]:
+    """--prompt, else the longest that will be served."""
+    if flags.prompts:
+        return [n for text in flags.prompts if (n := _tokens("--prompt", text, problems))]
+    longest = start.launch.context_length
+    if longest <= LONGEST_PROMPT:
+        return [longest]
+    problems.append(
+        f"CONTEXT_LENGTH={longest:,} is more than the {LONGEST_PROMPT:,} tokens that a plan goes up to; name a prompt "
+        "with --prompt"
+    )
+    return []
 
 
 def _tokens(flag: str, text: str, problems: list[str], low: int = 1) -> int:
@@ -221,10 +232,10 @@ def _numbers(flag: str, text: str, problems: list[str]) -> dict[str, float]:
     return found
 
 
-def _model(flags: Flags, settings: Settings, problems: list[str]) -> Model | None:
+def _model(flags: Flags, start: Setting, problems: list[str], notes: list[str]) -> Model | None:
     """The latency model of --model (ms), or of DYNCHUNK_MODEL_FILE where one has been learned."""
     if not flags.model:
-        return _saved(settings)
+        return _saved(start, notes)
     found = _numbers("--model", flags.model, problems)
     strange = [name for name in found if name not in COEFFICIENTS]
     if strange or "a" not in found:
@@ -246,16 +257,30 @@ def _finite(name: str, ms: float) -> float:
         raise ValueError(f"{name}={error}") from None
 
 
-def _saved(settings: Settings) -> Model | None:
-    if settings.model_file is None:
+def _saved(start: Setting, notes: list[str]) -> Model | None:
+    """The model of DYNCHUNK_MODEL_FILE, if it is not of another model than MODEL_PATH. `notes` say whose it is."""
+    name = start.settings.model_file
+    if name is None:
         return None
     try:
-        ticks = values.parsed(Path(settings.model_file).read_text(encoding="utf-8"))["ticks"]
-        for name in COEFFICIENTS:
-            values.number(ticks[name], 0, MOST_MS * TICKS_PER_MS)
-        return Model(**{name: int(ticks[name]) for name in COEFFICIENTS})
+        kept = values.parsed(Path(name).read_text(encoding="utf-8"))
+        ticks, whose = kept["ticks"], dict(kept["belongs_to"])
+        for coefficient in COEFFICIENTS:
+            values.number(ticks[coefficient], 0, MOST_MS * TICKS_PER_MS)
+        model = Model(**{coefficient: int(ticks[coefficient]) for coefficient in COEFFICIENTS})
     except (OSError, ValueError, KeyError, TypeError):
         return None  # nothing learned yet, or of no use: the server says which
+    shown = {part: shortened(repr(whose.get(part))) for part in ("engine", "model", "device")}
+    here = start.launch.model_path
+    if here != NO_MODEL and whose.get("model") != here:
+        notes.append(
+            f"DYNCHUNK_MODEL_FILE={name} is left out: its times are of model {shown['model']}, and MODEL_PATH is "
+            f"{here}; give times with --model or --rates"
+        )
+        return None
+    of = ", ".join(f"{part} {value}" for part, value in shown.items())
+    notes.append(f"times are of DYNCHUNK_MODEL_FILE={name}: {of}; nothing here tells whether that is what will serve")
+    return model
 
 
 def _rates(text: str, problems: list[str]) -> list[tuple[int, float]]:

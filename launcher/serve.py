@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dynchunk import effective
 from dynchunk.settings import PREFIX, Settings, SettingsError
-from launcher import address, allocator, dotenv, engine_python, environment, model_context, tables
+from launcher import address, allocator, dotenv, engine_python, environment, model_context, setting, tables
 from launcher.redaction import without_secrets
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,26 +86,21 @@ def _effective(
     reading: environment.Reading, launch: environment.Launch
 ) -> tuple[effective.Effective | None, list[str]]:
     """The rule in force, or why there is none. Neither where a setting that decides it cannot be read."""
-    if launch.chunked_prefill_size <= 0:
-        problem = (
-            f"CHUNKED_PREFILL_SIZE={launch.chunked_prefill_size} turns chunked prefill off, so no prefill can be "
-            "bounded; set it to 2048, or DYNCHUNK_MODE=off"
-        )
-        return None, [problem]
+    try:
+        start = setting.of(launch, reading.settings)
+    except ValueError:  # EXTRA_ARGS, and said already; ranks only make chunks smaller, so what is wrong stays wrong
+        start = setting.of(replace(launch, extra_args=None), reading.settings)
+    if start.no_chunk and "CHUNKED_PREFILL_SIZE" not in reading.unread:
+        cure = f"set it to {2048 * start.dp_attention}, or DYNCHUNK_MODE=off"
+        return None, [f"{start.no_chunk}, so no prefill can be bounded; {cure}"]
     deciding = {"CHUNKED_PREFILL_SIZE", "PAGE_SIZE", *(PREFIX + name for name in ("PAGE", "CHUNK_MIN", "CHUNK_MAX"))}
     if deciding & reading.unread:
         return None, []
     try:
-        resolved = effective.resolve(
-            reading.settings,
-            # Where the operator leaves the page to the engine, the scheduler checks again with the real one.
-            engine_page=launch.page_size or 1,
-            static_tokens=launch.chunked_prefill_size,
-            context_tokens=launch.context_length,
-        )
+        resolved = start.resolved(start.chunk)
     except SettingsError as error:
         return None, error.problems
-    return resolved, []
+    return (replace(resolved, notes=[start.per_rank, *resolved.notes]) if start.per_rank else resolved), []
 
 
 def show(planned: Plan, given: dotenv.Merged) -> None:

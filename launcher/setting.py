@@ -72,17 +72,45 @@ class Setting:
         """The engine's chunk size on each rank."""
         return self.launch.chunked_prefill_size // self.dp_attention
 
-    def limits(self) -> Budget | None:
-        """The rule in force; None where it cannot be worked out (the settings check says why) or is off."""
-        if self.settings.mode == "off" or self.chunk <= 0:
-            return None
+    @property
+    def per_rank(self) -> str:
+        """What data-parallel attention makes of the chunk size, in one sentence; empty without it."""
+        if self.dp_attention == 1:
+            return ""
+        size = f"CHUNKED_PREFILL_SIZE={self.launch.chunked_prefill_size:,}"
+        return f"{size} on {self.dp_attention} data-parallel ranks is {self.chunk:,} tokens per rank"
+
+    @property
+    def no_chunk(self) -> str:
+        """Why a rank has no chunk that a rule could bound, in one sentence; empty where it has one."""
+        if self.chunk > 0:
+            return ""
+        size = self.launch.chunked_prefill_size
+        what = "leaves no token to a data-parallel rank" if size > 0 else "turns chunked prefill off"
+        return f"CHUNKED_PREFILL_SIZE={size} {what}"
+
+    def resolved(self, static_tokens: int) -> effective.Effective:
+        """The rule in force with chunks of that size on a rank. Raises SettingsError with every contradiction."""
         try:
             return effective.resolve(
                 self.settings,
+                # Where neither the operator nor the model's file says the page, the scheduler checks again with it.
                 engine_page=self.page,
-                static_tokens=self.chunk,
+                static_tokens=static_tokens,
                 context_tokens=self.launch.context_length,
-            ).limits
+            )
+        except SettingsError as error:
+            # A sentence with a rank's size says as well what was set for all of them.
+            told = f" ({self.per_rank})" if self.per_rank else ""
+            problems = [problem + told if f"{self.chunk:,}" in problem else problem for problem in error.problems]
+            raise SettingsError(problems) from None
+
+    def limits(self) -> Budget | None:
+        """The rule in force; None where it cannot be worked out (`serve` and doctor say why) or is off."""
+        if self.settings.mode == "off" or self.no_chunk:
+            return None
+        try:
+            return self.resolved(self.chunk).limits
         except SettingsError:
             return None
 

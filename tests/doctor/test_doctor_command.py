@@ -112,6 +112,27 @@ def test_wrong_settings_are_all_named() -> None:
     assert "TP_SIZE" in reasons
 
 
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (
+            {
+                "EXTRA_ARGS": "--enable-dp-attention --dp-size 4",
+                "CHUNKED_PREFILL_SIZE": "4096",
+                "DYNCHUNK_CHUNK_MIN": "2048",
+            },
+            "the largest chunk of 1,024",
+        ),
+        ({"DYNCHUNK_PAGE": "64"}, "not a multiple of the engine's page of 256"),
+    ],
+)
+def test_what_the_adapter_would_refuse_fails_here(v4: str, wrong: dict[str, str], said: str) -> None:
+    """With a rank's chunk and the model's own page, as plan and the scheduler count."""
+    assert any(
+        said in check["reason"] for check in checks(MODEL_PATH=v4, **wrong)["settings"] if check["level"] == "fail"
+    )
+
+
 def test_settings_from_a_file(tmp_path: Path) -> None:
     """A profile is checked before it is used; the environment comes first; a broken file is a failed check."""
     file = tmp_path / "env"

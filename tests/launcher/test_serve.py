@@ -295,6 +295,40 @@ def test_a_default_bows_to_what_the_operator_chose(environ: dict[str, str], note
         assert not (sentence.startswith("DYNCHUNK_") and sentence.partition("=")[0] not in environ)
 
 
+DP = {"EXTRA_ARGS": "--enable-dp-attention --dp-size 4", "CHUNKED_PREFILL_SIZE": "4096"}
+
+
+def test_the_chunk_of_a_rank_counts() -> None:
+    """Under data-parallel attention the engine divides its chunk; what does not fit a rank's part is refused here."""
+    planned = serve.plan(MODEL | DP)
+    assert "chunks 256 to 1,024" in planned.summary
+    assert "CHUNKED_PREFILL_SIZE=4,096 on 4 data-parallel ranks is 1,024 tokens per rank" in planned.notes
+    assert value_of(planned.argv, "--chunked-prefill-size") == "4096"
+    message = problems(DP | {"DYNCHUNK_CHUNK_MIN": "2048", "TP_SIZE": "0"})
+    for said in ("MODEL_PATH", "TP_SIZE", "DYNCHUNK_CHUNK_MIN=2,048 is above the largest chunk of 1,024"):
+        assert message.count(said) == 1
+    assert "4,096 on 4 data-parallel ranks is 1,024 tokens per rank" in message
+    message = problems(MODEL | DP | {"CHUNKED_PREFILL_SIZE": "3"})
+    assert "leaves no token to a data-parallel rank" in message
+    assert "set it to 8192" in message
+
+
+def test_flags_that_cannot_be_read_hide_no_other_problem() -> None:
+    """What is wrong without the flags in EXTRA_ARGS is wrong with them."""
+    message = problems(MODEL | {"EXTRA_ARGS": "--x 'y", "DYNCHUNK_PAGE": "4352"})
+    assert "EXTRA_ARGS cannot be read" in message
+    assert "a page of 4,352" in message
+
+
+def test_the_page_of_the_model_counts(tmp_path: Path) -> None:
+    """Where PAGE_SIZE is unset, the engine pages a DeepSeek-V4 by 256, and DYNCHUNK_PAGE must be a multiple of that."""
+    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v4"}')
+    v4 = {"MODEL_PATH": str(tmp_path)}
+    assert "in pages of 256" in serve.plan(v4).summary
+    assert "DYNCHUNK_PAGE=64 is not a multiple of the engine's page of 256" in problems(v4 | {"DYNCHUNK_PAGE": "64"})
+    assert "in pages of 64" in serve.plan(v4 | {"DYNCHUNK_PAGE": "64", "PAGE_SIZE": "64"}).summary
+
+
 def test_two_choices_that_contradict_each_other_are_refused() -> None:
     """Neither is a default, so neither may bow."""
     message = problems(MODEL | {"DYNCHUNK_CHUNK_MIN": "512", "CHUNKED_PREFILL_SIZE": "256"})

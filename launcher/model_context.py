@@ -111,7 +111,7 @@ def _maximum(config: dict[str, Any]) -> int | None:
         factor = values.number(scaling.get("factor", 1), 0, LONGEST_CONTEXT) if stretches else 1
     except ValueError:
         return None
-    return int(tokens * factor)
+    return int(tokens * factor) or int(tokens)  # a factor that leaves no token stretches nothing
 
 
 def _kind(scaling: dict[str, Any]) -> object:

@@ -25,6 +25,8 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 2.0}}, 8192),
         ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "dynamic", "factor": 2}}, 8192),
         ({"max_position_embeddings": 131_072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131_072),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 0}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 1e-9}}, 4096),
         ({"max_position_embeddings": 4096, "rope_scaling": None}, 4096),
         ({}, None),
         ({"max_position_embeddings": "many"}, None),

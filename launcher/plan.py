@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any
 
 from dynchunk.policy import cutting, latency, paths, pipeline
@@ -12,9 +12,11 @@ from dynchunk.policy.auto_budget import MARGIN_PERCENT, QUANTUM
 from dynchunk.policy.cutting import Choice, Rules
 from dynchunk.policy.ladder import Chunk, chunks, fixed, fixed_with_peak, floor_exceeds_from, largest_budget, peak
 from dynchunk.policy.latency import CEILING, EQUAL, PIPELINE, Model
+from dynchunk.settings import SettingsError
 from launcher import plan_reserve
 from launcher.plan_inputs import Inputs
 
+MOST_CHUNKS = 200_000  # seconds; prompts are bounded in plan_inputs, but a chunk may be one token
 NO_MODEL = Model(1, 0, 0, 0)  # stands where none is asked: without a ceiling nothing is timed
 
 
@@ -88,10 +90,17 @@ class Plan:
 
 
 def plan(inputs: Inputs, prompt: int) -> Plan:
-    """Cut one prompt as the server would, alone, and say what that costs."""
+    """Cut one prompt as the server would, alone, and say what that costs. Raises SettingsError for endless cuts."""
     rules = rules_of(inputs)
     choice = _choice(inputs, rules, prompt)
-    cut = list(chunks(rules, choice, inputs.cached, prompt))
+    cut = list(islice(chunks(rules, choice, inputs.cached, prompt), MOST_CHUNKS + 1))
+    if len(cut) > MOST_CHUNKS:
+        problem = (
+            f"a prompt of {prompt:,} tokens comes to more than the {MOST_CHUNKS:,} chunks that a plan goes through: on "
+            f"a prefix of {cut[-1].prefix:,} they are {cut[-1].tokens:,}; name a shorter one with --prompt, or larger "
+            f"chunks with --min and --max ({rules.limits.chunk_min:,} and {rules.limits.chunk_max:,} now)"
+        )
+        raise SettingsError([problem])
     times = [_ms(inputs, one) for one in cut]
     page, most = rules.limits.page, rules.limits.chunk_max
     same_peak = fixed_with_peak(peak(cut).pairs, page, most, inputs.cached, prompt)
@@ -141,6 +150,17 @@ def _reserved(inputs: Inputs, cut: list[Chunk]) -> dict[str, int]:
         return {}
     shapes = [(inputs.rows(one.tokens), one.prefix + one.tokens) for one in cut]
     return plan_reserve.reserved(inputs.cost, inputs.score_limit_bytes, shapes, inputs.remedies, inputs.base_bytes)
+
+
+def reserve_left_out(inputs: Inputs, planned: Plan) -> list[str]:
+    """A sentence where bytes are known and the allocator's reserve is not, as it would take too long."""
+    if inputs.cost is None or planned.reserved:
+        return []
+    sentence = (
+        f"what the allocator keeps reserved for {len(planned.chunks):,} chunks is left out: their buffers are too many "
+        "to go through; name a shorter prompt with --prompt, or larger chunks with --min and --max"
+    )
+    return [sentence]
 
 
 def _ms(inputs: Inputs, one: Chunk) -> float | None:
@@ -216,5 +236,5 @@ def as_data(inputs: Inputs, planned: Plan) -> dict[str, Any]:
         "makespan_ms": planned.makespan_ms,
         "floor_exceeds_budget_from": planned.floor_exceeds_budget_from,
         "fixed_with_same_peak": vars(planned.fixed),
-        "notes": inputs.notes,
+        "notes": [*inputs.notes, *reserve_left_out(inputs, planned)],
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +13,10 @@ import typer
 
 from dynchunk import values
 from dynchunk.policy import paths
-from dynchunk.policy.auto_budget import MARGIN_PERCENT
+from dynchunk.policy.auto_budget import MARGIN_PERCENT, QUANTUM
 from dynchunk.settings import SettingsError
 from launcher import dotenv, tables
+from launcher import plan as planning
 from launcher.plan_inputs import GIB, Flags, Inputs, read
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -94,10 +96,11 @@ def plan(
         if fitting is not None:
             inputs = _with_budget_for(inputs, fitting)
             solved = inputs.resolved.limits.budget
+        plans = [planning.plan(inputs, prompt) for prompt in inputs.prompts]
     except SettingsError as error:
         print(f"dynchunk plan: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
-    _publish(inputs, solved, fitting if free is None else free, as_json=as_json, plot=plot)
+    _publish(inputs, plans, solved, fitting if free is None else free, as_json=as_json, plot=plot)
 
 
 def _gib_bytes(flag: str, gib: float | None) -> int | None:
@@ -120,8 +123,6 @@ def _check_plot(plot: Path | None) -> None:
 
 def _with_budget_for(inputs: Inputs, free_bytes: int) -> Inputs:
     """The inputs with the largest budget that fits. Raises SettingsError where none does."""
-    from launcher import plan as planning
-
     if inputs.cost is None:
         raise SettingsError(["--max-budget-for needs --path, --bytes or --report: what a row and key costs"])
     found = planning.budget_for(inputs, free_bytes)
@@ -138,11 +139,17 @@ def _with_budget_for(inputs: Inputs, free_bytes: int) -> Inputs:
     raise SettingsError([problem])
 
 
-def _publish(inputs: Inputs, solved: int | None, free_bytes: int | None, *, as_json: bool, plot: Path | None) -> None:
-    from launcher import plan as planning
+def _publish(
+    inputs: Inputs,
+    plans: Sequence[planning.Plan],
+    solved: int | None,
+    free_bytes: int | None,
+    *,
+    as_json: bool,
+    plot: Path | None,
+) -> None:
     from launcher import plan_report
 
-    plans = [planning.plan(inputs, prompt) for prompt in inputs.prompts]
     if plot is not None:
         try:
             plan_report.draw(max(plans, key=lambda one: one.prompt), plot)
@@ -155,7 +162,8 @@ def _publish(inputs: Inputs, solved: int | None, free_bytes: int | None, *, as_j
         print(json.dumps(found[0] if len(found) == 1 else found))
         return
     if solved is not None:
-        print(f"budget: {solved:,} token^2 fit; DYNCHUNK_BUDGET={solved / 1e6:g}M")
+        # A multiple of QUANTUM: a million.
+        print(f"budget: {solved:,} token^2 fit; DYNCHUNK_BUDGET={solved // QUANTUM}M")
     print(inputs.resolved.describe())
     for note in inputs.notes:
         print(tables.printable(f"note: {note}"))

@@ -10,7 +10,7 @@ from dynchunk.policy import latency, paths
 from dynchunk.policy.auto_budget import MARGIN_PERCENT
 from dynchunk.policy.latency import EQUAL, PIPELINE
 from launcher import tables
-from launcher.plan import Band, Plan, usable_bytes
+from launcher.plan import Band, Plan, reserve_left_out, usable_bytes
 from launcher.plan_inputs import GIB, Inputs
 from launcher.plan_reserve import HOST_MEMORY, OWN_MEMORY, WITHOUT
 
@@ -78,7 +78,7 @@ def _memory(inputs: Inputs, planned: Plan, headroom_bytes: int | None) -> list[s
         lines.append(f"  without the limit on its scores {uncut / GIB:.2f} GiB")
     elif inputs.cost.parts:
         lines.append("  of it " + ", ".join(_parts(inputs.cost, inputs.rows(top.tokens), top.prefix + top.tokens)))
-    lines.append(_reserved(inputs, planned))
+    lines += [f"  {line}" for line in reserve_left_out(inputs, planned) or [_reserved(inputs, planned)]]
     if headroom_bytes is not None:
         usable = usable_bytes(headroom_bytes)
         verdict = "fits into" if held <= usable else "will not fit into"
@@ -97,7 +97,7 @@ def _reserved(inputs: Inputs, planned: Plan) -> str:
     ]
     without = planned.reserved[WITHOUT] / GIB
     return (
-        f"  reserved for it, in a model of torch's allocator with nothing else in it: {', '.join(words)}; "
+        f"reserved for it, in a model of torch's allocator with nothing else in it: {', '.join(words)}; "
         f"without a remedy {without:,.2f} GiB, or all there is"
     )
 

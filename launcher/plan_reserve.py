@@ -13,6 +13,8 @@ from dynchunk.policy import allocator, paths
 from dynchunk.prime_cache import resolve
 from dynchunk.settings import Settings
 
+# Each buffer is looked for among what the chunks before have left: so many steps take a few seconds.
+MOST_STEPS = 3 * 10**8
 WITHOUT = "without_a_remedy"
 HOST_MEMORY, OWN_MEMORY = "gpu_memory_is_host_memory", "gpu_with_memory_of_its_own"
 
@@ -45,10 +47,14 @@ def reserved(
 ) -> dict[str, int]:
     """The most that is reserved, in bytes, by the names of `remedies`; never below the most that is live.
 
+    Empty where there are so many chunks that working it out would not end in seconds.
     cut: (rows, keys) of each chunk on one rank. base_bytes: held however small the chunk. What is live beside the
     buffers that follow one another (masks, page tables, tiles that overlap) is held throughout at its most: it is many
     small tensors, which leave less behind than one that grows would. Nothing else allocates.
     """
+    buffers = sum(paths.ceil_div(rows, _tile(cost, score_limit_bytes, rows, keys)) for rows, keys in cut)
+    if buffers * len(cut) > MOST_STEPS:
+        return {}
     sizes = [list(_buffers(cost, score_limit_bytes, rows, keys)) for rows, keys in cut]
     beside = max(
         (paths.transient_bytes(cost, rows, keys) - max(each) for (rows, keys), each in zip(cut, sizes, strict=True)),
@@ -67,7 +73,17 @@ def _buffers(cost: paths.Cost, score_limit_bytes: int, rows: int, keys: int) -> 
     if cost.bound_bytes is None:
         yield paths.transient_bytes(cost, rows, keys)
         return
-    scores = cost.parts[0] if cost.parts else paths.SCORES
-    tile = max(1, score_limit_bytes // paths.part_bytes(scores, 1, keys))
+    tile = _tile(cost, score_limit_bytes, rows, keys)
     for start in range(0, rows, tile):
-        yield paths.part_bytes(scores, min(tile, rows - start), keys)
+        yield paths.part_bytes(_scores(cost), min(tile, rows - start), keys)
+
+
+def _tile(cost: paths.Cost, score_limit_bytes: int, rows: int, keys: int) -> int:
+    """How many rows of a chunk are scored at once."""
+    if cost.bound_bytes is None:
+        return rows
+    return max(1, score_limit_bytes // paths.part_bytes(_scores(cost), 1, keys))
+
+
+def _scores(cost: paths.Cost) -> paths.Part:
+    return cost.parts[0] if cost.parts else paths.SCORES

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dynchunk.policy import latency
+from tests.conftest import ROOT
 from tests.launcher.conftest import dynchunk, within
 
 # ROCm/ATOM pull request 2007 and its guide: Kimi-K2.5-MXFP4, pipeline of 4, prompts of 131,072 tokens, one at a time.
@@ -135,13 +136,24 @@ def test_a_saved_model_counts(tmp_path: Path) -> None:
     """DYNCHUNK_MODEL_FILE gives the times where a model has been learned; nothing where it has not."""
     kept = tmp_path / "model.json"
     model = latency.from_ms(a=1e-6, b=0.01, c=5, gamma=0)
-    kept.write_text(json.dumps({"belongs_to": {}, "ticks": vars(model)}))
+    whose = {"engine": "0.5.23", "model": "/models/a", "device": "NVIDIA GB10"}
+    kept.write_text(json.dumps({"belongs_to": whose, "ticks": vars(model)}))
     assert planned("--prompt", "10k", DYNCHUNK_MODEL_FILE=str(kept))["chunks"][0]["ms"] == pytest.approx(29.674304)
+    learned_on = "engine '0.5.23', model '/models/a', device 'NVIDIA GB10'"
+    for environ in ({}, {"MODEL_PATH": "/models/a"}):
+        found = planned("--prompt", "10k", DYNCHUNK_MODEL_FILE=str(kept), **environ)
+        assert found["total_ms"]
+        assert found["notes"] == [f"times are those of DYNCHUNK_MODEL_FILE={kept}, learned on {learned_on}"]
+    found = planned("--prompt", "10k", DYNCHUNK_MODEL_FILE=str(kept), MODEL_PATH="/models/b")
+    assert found["total_ms"] is None
+    assert "is left out: its times are of model '/models/a', and MODEL_PATH is /models/b" in found["notes"][0]
+    assert planned("--prompt", "10k", *KIMI, DYNCHUNK_MODEL_FILE=str(kept))["notes"] == []
     for useless in (
         "{}",
         "null",
         '{"ticks": {"a": 1e999, "b": 0, "c": 0, "gamma": 0}}',
-        json.dumps({"ticks": {"a": 10**300}}),
+        json.dumps({"belongs_to": {}, "ticks": {"a": 10**300}}),
+        json.dumps({"belongs_to": None, "ticks": vars(model)}),
     ):
         kept.write_text(useless)
         assert planned("--prompt", "10k", DYNCHUNK_MODEL_FILE=str(kept))["total_ms"] is None
@@ -291,8 +303,18 @@ def test_the_budget_that_fits() -> None:
     assert data["max_budget"] == data["budget"]
     assert 1.5e8 < data["max_budget"] < 2e8
     assert data["peak_transient_bytes"] <= usable
+    assert f"DYNCHUNK_BUDGET={data['max_budget'] // 10**6}M\n" in run(*words, "--max-budget-for", "2.7").stdout
     more = str(int(data["max_budget"] * 1.02))
     assert planned(*words, "--budget", more)["peak_transient_bytes"] > usable
+
+
+def test_a_large_budget_is_printed_to_the_million() -> None:
+    """It is there to be copied: rounded up, it would be above what fits."""
+    words = ("--bytes", "0.01", "--prompt", "10M", "--max", "1000000", "--max-budget-for", "59")
+    found = planned(*words)["max_budget"]
+    assert found > 10**12
+    assert found % 10**7
+    assert run(*words).stdout.startswith(f"budget: {found:,} token^2 fit; DYNCHUNK_BUDGET={found // 10**6}M\n")
 
 
 def test_no_budget_fits() -> None:
@@ -371,6 +393,11 @@ def test_the_drawing(tmp_path: Path) -> None:
     [
         (("--budget", "lots"), "DYNCHUNK_BUDGET='lots': not a number"),
         (("--prompt", "0"), "--prompt '0': not from 1"),
+        (("--prompt", "100M", "--bytes", "999999"), "--prompt '100M': not from 1 to 10,000,000"),
+        (
+            ("--prompt", "10M", "--page", "1", "--min", "1", "--max", "1"),
+            "a prompt of 10,000,000 tokens comes to more than the 200,000 chunks",
+        ),
         (("--latency", "fast"), "not off, equal, pipeline or a time"),
         (("--page", "4352", "--max", "2048"), "a page of 4,352 tokens is larger than the largest chunk"),
         (("--model", "b=1"), "a is missing"),
@@ -403,6 +430,31 @@ def test_what_is_refused(words: tuple[str, ...], message: str) -> None:
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stdout == ""
+
+
+def test_a_context_beyond_what_is_planned() -> None:
+    """Named for what it is: nobody gave --prompt."""
+    done = run(CONTEXT_LENGTH="1e9")
+    assert done.returncode == 2
+    assert done.stderr.startswith("dynchunk plan: CONTEXT_LENGTH=1,000,000,000 is more than the 10,000,000 tokens")
+    assert "'" not in done.stderr
+    assert planned("--prompt", "10k", CONTEXT_LENGTH="1e9")["prompt_tokens"] == 10_000
+
+
+def test_a_long_prompt_in_many_chunks() -> None:
+    """The allocator's model is left out where it would not end, and the plan says so."""
+    words = ("--prompt", "10M", "--bytes", "999999")
+    data = planned(*words)
+    assert len(data["chunks"]) > 30_000
+    assert data["reserved_bytes"] == {}
+    assert "what the allocator keeps reserved for 37,685 chunks is left out" in data["notes"][-1]
+    assert "for 37,685 chunks is left out" in run(*words, "--headroom", "1").stdout
+
+
+def test_a_profile_of_several_hosts() -> None:
+    """A plan needs no head: DIST_INIT_ADDR is each host's to add."""
+    done = run("--prompt", "10k", env_file=str(ROOT / "docker-images" / "gb10-tp4" / "env"))
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_file_that_is_not_there() -> None:

@@ -33,3 +33,13 @@ def test_the_reserve_holds_what_is_live(
     found = plan_reserve.reserved(cost, limit, shapes, chosen, base)
     assert set(found) == set(chosen)
     assert all(reserved >= live for reserved in found.values())
+
+
+def test_what_would_not_end_is_left_out() -> None:
+    """The work is that of buffers times chunks."""
+    chosen = plan_reserve.remedies(Settings(), 0)
+    cost = paths.of_path("v4", 0)
+    assert plan_reserve.reserved(cost, 0, [(256, 10_000_000)] * 20_000, chosen, 0) == {}
+    tiled = paths.of_path("v4", MIB)
+    assert plan_reserve.reserved(tiled, MIB, [(2048, 10_000_000)] * 500, chosen, 0) == {}
+    assert plan_reserve.reserved(tiled, MIB, [(2048, 10_000_000)] * 5, chosen, 0)

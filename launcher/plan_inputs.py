@@ -10,10 +10,9 @@ from pathlib import Path
 from dynchunk import effective, measured_before, values
 from dynchunk.policy import latency, paths
 from dynchunk.policy.latency import EQUAL, OFF, TICKS_PER_MS, Mode, Model
-from dynchunk.policy.score_budget import MIB, PLAIN_LIMIT_BYTES
 from dynchunk.settings import Settings, SettingsError, whole
 from dynchunk.shortened import shortened
-from launcher import environment, model_context, plan_reserve, setting
+from launcher import cost, environment, model_context, plan_reserve, setting
 from launcher.setting import Setting
 
 GIB = 1 << 30
@@ -108,8 +107,9 @@ def read(flags: Flags, environ: Mapping[str, str]) -> Inputs:
     model = _model(flags, start, problems, notes)
     mode = _mode(flags, settings, model, problems, notes)
     rates = _rates(flags.rates, problems)
-    cost, base_bytes = _cost(flags, start, problems, notes)
-    notes += _ranks(start, cost)
+    each, base_bytes = _cost(flags, start, problems, notes)
+    limit_bytes = cost.score_limit_bytes(settings)
+    notes += _ranks(start, each)
     align = _tokens("--align", flags.align, problems) if flags.align else effective.SMALLEST_DEFAULT_PAGE_TOKENS
     base = _tokens("--base", flags.base, problems) if flags.base else 0
     resolved = _resolved(flags, start, problems)
@@ -130,11 +130,11 @@ def read(flags: Flags, environ: Mapping[str, str]) -> Inputs:
         cached,
         model,
         rates,
-        cost,
-        start.context_parallel if cost and not cost.measured else 1,
+        each,
+        start.context_parallel if each and not each.measured else 1,
         base_bytes,
-        _score_limit_bytes(settings),
-        plan_reserve.remedies(settings, _score_limit_bytes(settings) if cost and cost.bound_bytes else 0),
+        limit_bytes,
+        plan_reserve.remedies(settings, limit_bytes if each and each.bound_bytes else 0),
         [*notes, *resolved.notes],
     )
 
@@ -187,12 +187,12 @@ def _mode(flags: Flags, settings: Settings, model: Model | None, problems: list[
     return Mode()
 
 
-def _ranks(start: Setting, cost: paths.Cost | None) -> Iterator[str]:
+def _ranks(start: Setting, each: paths.Cost | None) -> Iterator[str]:
     """What the engine's ranks make of a chunk."""
     if start.dp_attention > 1:
         yield f"{start.per_rank}; this is the plan of one"
-    if start.context_parallel > 1 and cost is not None:
-        of_a_rank = "what was measured is taken for one rank's" if cost.measured else "memory is that of one rank"
+    if start.context_parallel > 1 and each is not None:
+        of_a_rank = "what was measured is taken for one rank's" if each.measured else "memory is that of one rank"
         yield f"the rows of a chunk are divided by {start.context_parallel} (context parallel prefill); {of_a_rank}"
 
 
@@ -278,8 +278,8 @@ def _saved(start: Setting, notes: list[str]) -> Model | None:
             f"{here}; give times with --model or --rates"
         )
         return None
-    of = ", ".join(f"{part} {value}" for part, value in shown.items())
-    notes.append(f"times are of DYNCHUNK_MODEL_FILE={name}: {of}; nothing here tells whether that is what will serve")
+    learned_on = ", ".join(f"{part} {value}" for part, value in shown.items())
+    notes.append(f"times are those of DYNCHUNK_MODEL_FILE={name}, learned on {learned_on}")
     return model
 
 
@@ -299,23 +299,16 @@ def _rates(text: str, problems: list[str]) -> list[tuple[int, float]]:
     return sorted(rates.items())
 
 
-def _score_limit_bytes(settings: Settings) -> int:
-    """DYNCHUNK_INDEXER_SCORE_MIB; what `auto` comes to at the least, because the GPU is not known."""
-    limit = settings.indexer_score_mib
-    return limit * MIB if isinstance(limit, int) else PLAIN_LIMIT_BYTES
-
-
 def _cost(flags: Flags, start: Setting, problems: list[str], notes: list[str]) -> tuple[paths.Cost | None, int]:
     """What a row and key holds, and what is held beside it: measured where there is a measurement, else of the path."""
-    limit_bytes, reported = _score_limit_bytes(start.settings), start.settings.report
+    limit_bytes = cost.score_limit_bytes(start.settings)
     if flags.bytes_each is not None:
         if 0 < flags.bytes_each < measured_before.MOST_BYTES_PER_PAIR:
-            each = measured_before.millibytes(flags.bytes_each)
-            return paths.Cost(each, None, "given with --bytes", measured=True), 0
+            return cost.given(flags.bytes_each), 0
         problems.append(f"--bytes {flags.bytes_each:g}: not bytes for a row and key, 12.5 for instance")
     elif flags.report is not None:
         try:
-            return _measured(flags.report)
+            return cost.measured(flags.report)
         except measured_before.ReportError as error:
             problems.append(f"--report {flags.report}: {error}")
     elif flags.path in paths.PATHS:
@@ -323,17 +316,5 @@ def _cost(flags: Flags, start: Setting, problems: list[str], notes: list[str]) -
     elif flags.path:
         problems.append(f"--path {flags.path}: no such path; accepted: {', '.join(paths.PATHS)}")
     else:
-        if reported is not None:
-            try:
-                return _measured(Path(reported))
-            except measured_before.ReportError as error:
-                notes.append(f"DYNCHUNK_REPORT={reported} is left out: {error}")
-        if start.path:
-            notes.append(f"memory is that of --path {start.path}, by the model's config.json")
-            return paths.of_path(start.path, limit_bytes), 0
+        return cost.of_setting(start, limit_bytes, notes)
     return None, 0
-
-
-def _measured(file: Path) -> tuple[paths.Cost, int]:
-    found = measured_before.of_report(file)
-    return paths.Cost(found.millibytes, None, f"measured: {file}", measured=True), found.base_bytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from math import ceil
 from pathlib import Path
 
-from dynchunk.policy import auto_budget, paths
+from dynchunk.policy import paths
 from dynchunk.policy.budget import chunk_tokens, most_pairs
+from launcher import cost
 from launcher.setting import Setting
 from scripts.doctor import containers, engine, killers, memory_rules, settings_checks
 from scripts.doctor.readings import Machine, docker_containers
@@ -116,23 +116,19 @@ def headroom(
 ) -> list[Check]:
     """Whether the largest chunk fits. Where it cannot be known, why.
 
-    path: the engine's attention path, as for `plan`; empty for the model's own. bytes_each: what a row and key takes,
-    where that was measured.
+    path: the engine's attention path, as for `plan`. bytes_each: what a row and key takes, where that was measured.
+    Without either, DYNCHUNK_REPORT counts, and then the model's own path.
     """
     name = "memory for long prompts"
     limits = None if setting is None else setting.limits()
-    if setting is None or limits is None:
-        return [not_checked(name, "there is no chunk size to go by")]
-    if setting.settings.budget == "auto":
-        return [not_checked(name, "DYNCHUNK_BUDGET=auto is worked out from the memory that is free at the start")]
+    if setting is None or limits is None or setting.settings.budget == "auto":
+        return [not_checked(name, no_size(setting, path, bytes_each))]
     launch = setting.launch
-    # Under context parallelism each rank scores its share of the rows; what was measured there is of whole rows.
-    ranks = setting.context_parallel if bytes_each is None else 1
-    pairs = most_pairs(partial(chunk_tokens, limits), launch.context_length) // ranks
-    known = path or setting.path
-    cost = _cost(known or DEAREST, bytes_each, setting)
-    guessed = not known and bytes_each is None
-    needs = [(f"for a chunk of {pairs:,} token^2 ({cost.source})", paths.transient_bytes(cost, 1, pairs))]
+    each, base_bytes, guessed = _cost(setting, path, bytes_each, cost.score_limit_bytes(setting.settings))
+    pairs = most_pairs(partial(chunk_tokens, limits), launch.context_length) // _ranks(setting, each)
+    needs = [(f"for a chunk of {pairs:,} token^2 ({each.source})", paths.transient_bytes(each, 1, pairs))]
+    if base_bytes:
+        needs.append(("held beside it however small the chunk", base_bytes))
     share = launch.mem_fraction_static
     available = here.meminfo["MemAvailable"]
     if here.unified is False:
@@ -155,12 +151,46 @@ def headroom(
     return [memory_rules.headroom(available, needs, guard_bytes, what=running, guessed=guessed)]
 
 
-def _cost(path: str, bytes_each: float | None, setting: Setting) -> paths.Cost:
+def no_size(setting: Setting | None, path: str, bytes_each: float | None) -> str:
+    """Why there is no largest chunk to hold against the memory. path, bytes_each: as for headroom."""
+    if setting is None:
+        return "the settings cannot be read; the settings check says why"
+    if setting.settings.mode == "off":
+        off = "DYNCHUNK_MODE=off, so no budget bounds a chunk"
+        return f"{off}, and {setting.no_chunk}" if setting.no_chunk else f"{off}; {stock(setting, path, bytes_each)}"
+    if setting.limits() is None:
+        return "the settings leave no chunk size to go by; the settings check says why"
+    return "DYNCHUNK_BUDGET=auto is worked out from the memory that is free at the start"
+
+
+def stock(setting: Setting, path: str, bytes_each: float | None) -> str:
+    """What the fixed chunk of the engine without DynChunk may come to at the longest prompt."""
+    chunk, longest = setting.chunk, setting.launch.context_length
+    # DynChunk's limit on the scores is not in force either, and the engine's own one is not known here.
+    each, base_bytes, _ = _cost(setting, path, bytes_each, 0)
+    pairs = max(longest // chunk * chunk * chunk, longest % chunk * longest) // _ranks(setting, each)
+    most = gib(paths.transient_bytes(each, 1, pairs) + base_bytes)
+    return (
+        f"the stock engine's chunks of {chunk:,} reach {pairs:,} token^2 at CONTEXT_LENGTH={longest:,}, which hold up "
+        f"to {most} ({each.source})"
+    )
+
+
+def _ranks(setting: Setting, each: paths.Cost) -> int:
+    """Ranks that share the rows of a chunk; what was measured is of whole rows."""
+    return 1 if each.measured else setting.context_parallel
+
+
+def _cost(
+    setting: Setting, path: str, bytes_each: float | None, score_limit_bytes: int
+) -> tuple[paths.Cost, int, bool]:
+    """What a row and key holds, as `plan` counts, the bytes held beside it, and whether that is a guess."""
     if bytes_each is not None:
-        return paths.Cost(ceil(bytes_each * paths.MILLI), None, f"{bytes_each:g} B for a row and key")
-    limit_mib = setting.settings.indexer_score_mib
-    # `auto` is at least so much, and more only on GPUs that need it.
-    return paths.of_path(path, (limit_mib if isinstance(limit_mib, int) else 256) * auto_budget.MIB)
+        return cost.given(bytes_each), 0, False
+    if path:
+        return paths.of_path(path, score_limit_bytes), 0, False
+    found, base_bytes = cost.of_setting(setting, score_limit_bytes, [])
+    return found or paths.of_path(DEAREST, score_limit_bytes), base_bytes, found is None
 
 
 def around(here: Machine, guard_bytes: int) -> list[Check]:

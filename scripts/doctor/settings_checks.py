@@ -11,7 +11,7 @@ from launcher import environment, flags, serve
 from launcher import setting as settings_of
 from launcher.setting import PAGES_OF_256, RATIO_FLAG, Setting
 from scripts.doctor import allocator_rules, chunk_rules
-from scripts.doctor.verdict import Check, fail, not_checked, ok, warn
+from scripts.doctor.verdict import Check, fail, gib, not_checked, ok, warn
 
 NO_MODEL = "MODEL_PATH is not set"
 V4_RATIO, USUAL_RATIO = 0.1, 0.8
@@ -94,7 +94,8 @@ def report(file: str | None) -> list[Check]:
     except measured_before.ReportError as error:
         cure = "another run.json of memguard; a path such as /opt/dynchunk/logs/... is the container's: ask there"
         return [warn("report", f"DYNCHUNK_REPORT={file}: {error}", cure)]
-    return [ok("report", f"{file}: {found.millibytes / 1000:g} B for a row and key")]
+    beside = f", {gib(found.base_bytes)} however small the chunk" if found.base_bytes else ""
+    return [ok("report", f"{file}: {found.millibytes / 1000:g} B for a row and key{beside}")]
 
 
 def _window(setting: Setting) -> list[Check]:

@@ -28,6 +28,12 @@ def doctor(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def unchecked(*arguments: str, **environ: str) -> dict[str, str]:
+    """What there was no verdict on, and why."""
+    answer = json.loads(doctor("--json", *arguments, **environ).stdout)
+    return {check["name"]: check["reason"] for check in answer["not_checked"]}
+
+
 def checks(*arguments: str, **environ: str) -> dict[str, list[dict[str, Any]]]:
     done = doctor("--json", *arguments, **environ)
     assert done.stderr == ""
@@ -244,6 +250,44 @@ def test_a_report_to_count_with(tmp_path: Path) -> None:
     report.write_text(json.dumps({"coefficient": {"kind": "line", "bytes_per_pair": 12.5, "base_bytes": 0}}))
     [good] = checks(MODEL_PATH="/m", DYNCHUNK_REPORT=str(report))["report"]
     assert (good["level"], "12.5 B for a row and key" in good["reason"]) == ("ok", True)
+
+
+def test_the_memory_is_counted_with_the_report(v4: str, tmp_path: Path) -> None:
+    """What was measured comes before the model's path, what is held however small the chunk included."""
+    report = tmp_path / "run.json"
+    report.write_text(json.dumps({"coefficient": {"kind": "line", "bytes_per_pair": 12.5, "base_bytes": 7 << 50 - 3}}))
+    environ = {"MODEL_PATH": v4, "DYNCHUNK_REPORT": str(report), "CONTEXT_LENGTH": "2048"}
+    named = checks(**environ)
+    [memory] = named["memory for long prompts"]
+    assert memory["level"] == "fail"
+    assert f"0.05 GiB for a chunk of 4,194,304 token^2 (measured: {report})" in memory["reason"]
+    assert "917504.00 GiB held beside it" in memory["reason"]
+    assert "917504.00 GiB however small the chunk" in named["report"][0]["reason"]
+    for words in (("--bytes", "12.5"), ("--path", "dsa")):
+        [memory] = checks(*words, **environ)["memory for long prompts"]
+        assert "measured:" not in memory["reason"]
+        assert "held beside it" not in memory["reason"]
+
+
+def test_without_dynchunk(v4: str) -> None:
+    """There is no verdict on the memory then, for that reason, and what the stock engine's chunk may come to."""
+    off = {"MODEL_PATH": v4, "DYNCHUNK_MODE": "off"}
+    said = unchecked(CONTEXT_LENGTH="100K", **off)["memory for long prompts"]
+    assert said.startswith("DYNCHUNK_MODE=off")
+    # 48 whole chunks of 2,048, and 1 B for a row and key.
+    assert "201,326,592 token^2 at CONTEXT_LENGTH=100,000, which hold up to 0.19 GiB (v4" in said
+    said = unchecked("--bytes", "12.5", CONTEXT_LENGTH="100K", **off)["memory for long prompts"]
+    assert "up to 2.34 GiB (12.5 B for a row and key" in said
+    said = unchecked(CHUNKED_PREFILL_SIZE="-1", **off)["memory for long prompts"]
+    assert said.endswith("CHUNKED_PREFILL_SIZE=-1 turns chunked prefill off")
+
+
+def test_no_size_to_go_by(tmp_path: Path) -> None:
+    """Settings that are refused leave none, and the reason says where to look."""
+    said = unchecked(MODEL_PATH=str(tmp_path), DYNCHUNK_PAGE="4352")["memory for long prompts"]
+    assert "the settings check says why" in said
+    said = unchecked(MODEL_PATH=str(tmp_path), TP_SIZE="0")["memory for long prompts"]
+    assert said.startswith("the settings cannot be read")
 
 
 def test_a_part_that_breaks(httpserver: HTTPServer) -> None:

@@ -115,6 +115,8 @@ def _time(inputs: Inputs, planned: Plan) -> list[str]:
         line += f"; {_seconds(planned.makespan_ms)} until the last one leaves the last of {inputs.stages} stages"
     lines = [line]
     if inputs.mode.kind == EQUAL and inputs.model is not None:
+        if inputs.model.c > latency.work(inputs.model, 0, inputs.base):
+            lines.append("  c is most of what the first chunk takes, and smaller ones would pay it again: not shrunk")
         last = latency.exhausted_after(inputs.model, inputs.base)
         if last is not None and planned.chunks[-1].prefix > last:
             lines.append(

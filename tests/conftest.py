@@ -10,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from dynchunk.patches.contracts import CONTRACTS, SCHEDULER
+from dynchunk.patches.contracts import CONTRACTS, SCHEDULE_BATCH, SCHEDULER
 
 ROOT = Path(__file__).resolve().parent.parent
 BOOT = ROOT / "adapter" / "boot"
 
-# A shell starts what it puts in the background deaf to Ctrl-C, and so are all its children: the tests send it to them.
+# A shell starts what it puts in the background deaf to Ctrl-C, and nohup to a hangup, and so are all their children;
+# the tests send them both.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def clean_environ(**extra: str) -> dict[str, str]:
@@ -72,7 +75,8 @@ def fake_engine(tmp_path: Path) -> Path:
     for package in (managers, managers.parent, managers.parent.parent):
         (package / "__init__.py").write_text("")
     (managers.parent / "runtime_context.py").write_text(FAKE_CONTEXT)
-    (managers / "scheduler.py").write_text(fake_source(SCHEDULER))
+    (managers / "schedule_batch.py").write_text(fake_source(SCHEDULE_BATCH))
+    (managers / "scheduler.py").write_text(f"import {SCHEDULE_BATCH}\n" + fake_source(SCHEDULER))
     torch = tmp_path / "fake" / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text("")

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from dynchunk.prime_cache import PrimeCache
 
 limits: Budget | None = None
+# The engine's own chunk size, for which its buffers are made.
+static_tokens = 0
 # Whether an operator has changed the budget while the engine serves.
 set_by_operator = False
 # Cause -> tokens, for every floor this engine has; DYNCHUNK_CHUNK_MIN is one of them.

@@ -20,6 +20,8 @@ from dynchunk.policy.turns import Turn, Turns
 from dynchunk.sizer import BudgetSizer
 
 MOST_PASSES_A_QUEUE = 200_000
+# One of the requests that decode beside a mixed batch is through after so many passes.
+PASSES_A_DECODING_REQUEST = 4
 
 
 class StandInAllocator:
@@ -184,6 +186,7 @@ class World:
         self.new_names = not hasattr(_request_class(), "set_extend_range")
         _answer_for_the_engines_configuration(engine)
         in_force.limits = s.limits
+        in_force.static_tokens = s.static
         in_force.degraded = False
         in_force.hidden = None
         in_force.floors = {"DYNCHUNK_CHUNK_MIN": s.limits.chunk_min, "page": s.engine_page, "engine": s.floor}
@@ -211,12 +214,17 @@ class World:
         while self.waiting or self.open is not None:
             passes += 1
             assert passes < MOST_PASSES_A_QUEUE, "no end: livelock"
+            if self.running and passes % PASSES_A_DECODING_REQUEST == 0:
+                self.running.pop()
             turn = self.turns.next(long_open=self.open is not None, waiting=bool(self.waiting), decoding=False)
             if turn is Turn.WAITING and self._pass(hide=True):
                 self.seen["passes for waiting"] += 1
                 continue
-            ran = self._pass(hide=False)
-            assert ran, "an empty pass with requests waiting"
+            if not self._pass(hide=False):
+                # The engine then decodes, and who is through leaves the chunk to others.
+                assert self._spare() < in_force.cut()[0].align, "an empty pass with requests waiting"
+                self.running.pop()
+                self.seen["passes for want of room beside decoding"] += 1
         self.seen["passes"] += passes
 
     def _pass(self, *, hide: bool) -> bool:
@@ -264,6 +272,10 @@ class World:
             self._computed(req)
         return bool(ran)
 
+    def _spare(self) -> int:
+        """What the decoding rows of a mixed batch leave of the engine's chunk."""
+        return self.setting.static - len(self.running)
+
     def _judge(self, ran: list[Any], *, hide: bool) -> None:
         """What must hold for any batch that runs."""
         s, limits = self.setting, self.setting.limits
@@ -279,8 +291,10 @@ class World:
             longest = max([facts.prefix_tokens(req) + n for req, n in zip(ran, new, strict=True)] + decoding)
         for req in ran:
             if _end(req) < facts.total_tokens(req):
-                assert _end(req) % s.engine_page == 0, "cut inside a page"
-        assert sum(new) <= s.static or s.static < s.engine_page + len(self.running), "more than the static chunk"
+                # Beside as many decoding rows the engine itself takes what is left of its chunk to the token.
+                assert _end(req) % s.engine_page == 0 or self._spare() < s.engine_page, "cut inside a page"
+        # An open request has to go on, with a page, even where decoding rows take all of the chunk.
+        assert rows <= s.static or (ran == [self.open] and self._spare() <= 0), "more rows than the static chunk"
         if rows * longest <= limits.budget:
             return
         align = in_force.cut()[0].align

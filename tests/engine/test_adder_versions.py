@@ -15,6 +15,8 @@ from tests.conftest import BOOT, ROOT, clean_environ
 
 pytestmark = pytest.mark.engine
 
+PROPERTIES = [str(Path("tests", "engine", f"{name}_properties.py")) for name in ("admission", "turns")]
+
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_hypothesis_finds_no_violation(version: str) -> None:
@@ -23,7 +25,7 @@ def test_hypothesis_finds_no_violation(version: str) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider"),
-            *("--override-ini", "pythonpath=", str(Path("tests", "engine", "admission_properties.py"))),
+            *("--override-ini", "pythonpath=", *PROPERTIES),
         ],
         cwd=ROOT,
         env=clean_environ(PYTHONPATH=os.pathsep.join(map(str, path))),
@@ -33,7 +35,7 @@ def test_hypothesis_finds_no_violation(version: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "2 passed" in done.stdout
+    assert "13 passed" in done.stdout
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -20,6 +20,7 @@ REFUSED_VERSIONS = {"0.5.18": _STOCK_SIZING_DIVERGES, "0.5.19": _STOCK_SIZING_DI
 
 SCHEDULER = "sglang.srt.managers.scheduler"
 SCHEDULE_POLICY = "sglang.srt.managers.schedule_policy"
+SCHEDULE_BATCH = "sglang.srt.managers.schedule_batch"
 MODEL_RUNNER = "sglang.srt.model_executor.model_runner"
 REQUEST_RECEIVER = "sglang.srt.managers.scheduler_components.request_receiver"
 
@@ -42,6 +43,10 @@ NEXT_BATCH = Contract(
     "Scheduler.get_next_batch_to_run",
     ("self, running_batch, last_batch",),
     ("chunked_req", "stash_chunked_request", "get_new_batch_prefill"),
+)
+# What a step of decoding may take from the cache that an open request was promised.
+NEXT_DECODE = Contract(
+    "ScheduleBatch.new_tokens_required_next_decode", ("self, selected_indices=None",), ("page_size", "kv_committed_len")
 )
 ON_IDLE = Contract("Scheduler.on_idle", ("self",))
 ADDER_INIT = Contract(
@@ -88,6 +93,7 @@ FORWARD = Contract(
 
 CONTRACTS = {
     SCHEDULER: (INIT_SIZER, PREFILL_PASS, NEXT_BATCH, INTERNAL_STATE, SET_INTERNAL_STATE, DISPATCHER, ON_IDLE),
+    SCHEDULE_BATCH: (NEXT_DECODE,),
     SCHEDULE_POLICY: (ADDER_INIT, ADD_CHUNKED, ADD_ONE, ADD_ONE_IGNORE_EOS, SELECT),
     REQUEST_RECEIVER: (PULL_REQUESTS,),
     MODEL_RUNNER: (FORWARD,),

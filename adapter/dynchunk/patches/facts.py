@@ -29,11 +29,14 @@ def is_entry_rank(scheduler: Any) -> bool:
 
 
 def speaks_for_all(scheduler: Any) -> bool:
-    """Whether updates that this rank posts reach every rank of its engine.
+    """Whether updates that this rank posts reach every rank that batches as it does.
 
-    Under data-parallel attention several ranks take requests in, and what is not a request goes out from the first.
+    Under data-parallel attention several ranks take requests in, and what is not a request goes out from the first, to
+    all of them or, where the engine broadcasts controls locally, from the first of each group to its own.
     """
-    return is_entry_rank(scheduler) and not int(getattr(_place(scheduler), "attn_dp_rank", 0) or 0)
+    parallel, moe = get_parallel(), get_exec().moe
+    locally = getattr(parallel, "enable_dp_attention_local_control_broadcast", False) or moe.is_ep_scale_joiner
+    return is_entry_rank(scheduler) and bool(locally or not getattr(_place(scheduler), "attn_dp_rank", 0))
 
 
 def pipeline_slots() -> int:
@@ -130,6 +133,19 @@ def new_tokens(req: Any) -> int:
     """Tokens of a request in the batch it was admitted to."""
     new = getattr(req, "extend_len", None)
     return int(req.extend_range.length if new is None else new)
+
+
+def longest_decoding(reqs: Any) -> int:
+    """The longest context of decoding requests, and one more: with overlap the newest token is not in the list yet."""
+    return 1 + max(req.seqlen for req in reqs) if reqs else 0
+
+
+def cache_left_tokens(scheduler: Any) -> int:
+    """Tokens that the cache still takes: what is free, and what is held for nobody. As the engine's adder counts."""
+    allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
+    free = getattr(allocator, "full_available_size", allocator.available_size)()
+    held = tree.full_evictable_size() if tree.supports_mamba() else tree.evictable_size()
+    return int(free + (held[0] if isinstance(held, tuple) else held))
 
 
 def shorten(req: Any, tokens: int) -> None:

@@ -59,25 +59,24 @@ def _applies(adder: Any) -> Budget | None:
 def _count_decoding_rows(original: Any) -> Any:
     def adder_init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        load = Load()
-        setattr(self, LOAD, load)
         # Position 7 in every version: the decoding requests that will run along in a mixed batch.
         mixed_rows = args[7] if len(args) > 7 else kwargs.get("num_mixed_decode_tokens", 0)
-        if mixed_rows:
-            load.rows = mixed_rows
-            # One more than they have: with overlap the newest token is not in the list yet.
-            load.longest = 1 + max((req.seqlen for req in self.running_batch.reqs), default=0)
-        if in_force.hidden is not None:
-            _reserve(self, in_force.hidden)
-        # The engine has taken the decoding rows off the chunk; where the chunk was small, nothing is left of it, or
-        # less than nothing, which it would go on to run.
-        if _applies(self) is not None and self.rem_chunk_tokens < self.page_size:
-            self.rem_chunk_tokens = self.page_size
-            in_force.counts["floor: mixed chunk"] += 1
-            in_force.say_once(
-                "mixed chunk",
-                f"{mixed_rows:,} decoding requests take all of a chunk; one page of {self.page_size:,} tokens runs",
-            )
+        load = Load(mixed_rows)
+        setattr(self, LOAD, load)
+        try:
+            if mixed_rows:
+                load.longest = facts.longest_decoding(self.running_batch.reqs)
+            if in_force.hidden is not None:
+                _reserve(self, in_force.hidden)
+            if _applies(self) is not None:
+                # The decoding rows were taken off a chunk that the budget had made small: never mind, up to a page, as
+                # long as all rows fit into what the engine's buffers are made for.
+                least = min(self.page_size, in_force.static_tokens - mixed_rows)
+                self.rem_chunk_tokens = max(self.rem_chunk_tokens, least)
+        except Exception as error:
+            in_force.degrade(repr(error))
+            if in_force.hidden is not None:
+                self.rem_chunk_tokens = 0  # nothing joins where the hidden request's cache is not kept for it
 
     return adder_init
 
@@ -109,7 +108,10 @@ def _continue_within_budget(original: Any) -> Any:
         admitted = len(self.can_run_list)
         result = original(self, req)
         if limits is not None and len(self.can_run_list) > admitted:
-            _count(getattr(self, LOAD), limits, req)
+            try:
+                _count(getattr(self, LOAD), limits, req)
+            except Exception as error:
+                in_force.degrade(repr(error))
             _follow(self, req, limits)
         return result
 
@@ -118,6 +120,14 @@ def _continue_within_budget(original: Any) -> Any:
 
 def _lower_for_chunk(adder: Any, req: Any, limits: Budget) -> None:
     load: Load = getattr(adder, LOAD)
+    if adder.rem_chunk_tokens <= 0:
+        # The engine would go on with less than nothing. This request has to go on, or nothing would.
+        adder.rem_chunk_tokens = adder.page_size
+        in_force.counts["floor: mixed chunk"] += 1
+        in_force.say_once(
+            "mixed chunk",
+            f"{load.rows:,} decoding requests take all of a chunk; one page of {adder.page_size:,} tokens runs",
+        )
     prefix = facts.prefix_tokens(req)
     remaining = facts.total_tokens(req) - prefix
     cut, cause = in_force.cut()
@@ -161,7 +171,10 @@ def _admit_within_budget(original: Any) -> Any:
         if len(self.can_run_list) == admitted:
             return result
         if limits is not None:
-            _take_in(self, req, limits, used)
+            try:
+                _take_in(self, req, limits, used)
+            except Exception as error:
+                in_force.degrade(repr(error))
         # The engine's verdict was on the lowered limit.
         return self.budget_state()
 
@@ -177,7 +190,9 @@ def _take_in(adder: Any, req: Any, limits: Budget, used: int) -> None:
     """
     load: Load = getattr(adder, LOAD)
     prefix, new = facts.prefix_tokens(req), facts.new_tokens(req)
-    replayed = max(0, used - adder.ceil_paged_tokens(new))
+    # Where the engine fills chunks to the token, it takes no whole pages off.
+    taken = new if getattr(adder, "exact_chunk_fill", False) else adder.ceil_paged_tokens(new)
+    replayed = max(0, used - taken)
     before = Load(load.rows + replayed, load.longest)
     if req.host_hit_length and adder.new_chunked_req is req:
         cut, _ = in_force.cut()
@@ -214,7 +229,7 @@ def _follow(adder: Any, req: Any, limits: Budget) -> None:
 
 def _room_or_wait(adder: Any, req: Any, limits: Budget | None, *, must_be_whole: bool) -> int | None:
     """What to lower the adder's chunk to for this request; None if it has to wait."""
-    if adder.new_chunked_req is not None:
+    if adder.new_chunked_req is not None or adder.rem_chunk_tokens <= 0:
         return None
     try:
         return _room_for(adder, req, limits, must_be_whole=must_be_whole)
@@ -257,13 +272,14 @@ def _room_for(adder: Any, req: Any, limits: Budget | None, *, must_be_whole: boo
     if granted.tokens >= remaining:
         if not alone:
             return min(room, charge)
-        # Alone it must get what the engine can cut at the least: decoding rows may have taken the chunk, and a prefix
-        # that does not come from the host after all leaves more to compute.
-        wanted = max(charge, cut.floor) if req.host_hit_length else charge
-        return min(wanted, max(room, cut.align))
-    if granted.tokens + replay < room:
+        # Alone it must get what the engine can cut at the least: a prefix that does not come from the host after all
+        # leaves more to compute.
+        return min(room, max(charge, cut.floor + replay) if req.host_hit_length else charge)
+    # Beside many decoding rows it may be less than a step; whole pages then, as long as there is one.
+    tokens = granted.tokens // adder.page_size * adder.page_size or granted.tokens
+    if tokens + replay < room:
         in_force.counts["first_chunks_lowered"] += 1
-    return granted.tokens + replay
+    return int(min(room, tokens + replay))
 
 
 def _timely(limits: Budget, cut: Cut, req: Any, ask: Ask, load: Load) -> Budget:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import sys
 from fractions import Fraction
 from types import ModuleType
 from typing import Any
@@ -41,6 +42,7 @@ def apply(module: ModuleType) -> None:
         Patch(contracts.ON_IDLE, _work_when_idle),
     ]
     apply_all(module, patches, change=mode == "on", hint=contracts.HINT)
+    apply_all(sys.modules[contracts.SCHEDULE_BATCH], [Patch(contracts.NEXT_DECODE)], change=False, hint=contracts.HINT)
     journal.record("scheduler", journal.APPLIED if mode == "on" else journal.WOULD_APPLY)
     journal.note_untested(contracts.TESTED_VERSIONS)
     journal.write_in_main_process()
@@ -72,6 +74,7 @@ def _install(scheduler: Any) -> None:
         journal.refuse(error)
         raise SystemExit(1) from error
     in_force.limits = resolved.limits
+    in_force.static_tokens = resolved.static_tokens
     in_force.floors = facts.floors(scheduler, resolved.limits.chunk_min)
     in_force.truncation_align = lambda: getattr(scheduler, "truncation_align_size", None)
     in_force.turns = turns.configured(settings.current().interleave)
@@ -173,7 +176,11 @@ def _floor_notes() -> list[str]:
 def _add_to_state(original: Any) -> Any:
     def get_internal_state(self: Any, recv_req: Any) -> Any:
         output = original(self, recv_req)
-        output.internal_state["dynchunk"] = journal.snapshot() | in_force.counters()
+        try:
+            output.internal_state["dynchunk"] = journal.snapshot() | in_force.counters()
+        except Exception as error:
+            # An answer without figures is better than a server that ends.
+            output.internal_state["dynchunk"] = journal.snapshot() | {"broken": repr(error)}
         return output
 
     return get_internal_state

@@ -65,12 +65,28 @@ def _turn(scheduler: Any, running_batch: Any) -> Turn:
 
 def _whose(scheduler: Any, running_batch: Any) -> Turn:
     decoding = not (running_batch.is_empty() or running_batch.is_prefill_only or scheduler.is_mixed_chunk)
-    return in_force.turns.next(
+    turn = in_force.turns.next(
         long_open=scheduler.chunked_req is not None and in_force.active() is not None,
         waiting=bool(scheduler.waiting_queue),
         # With the engine's own interval set, decoding gets its passes there.
         decoding=decoding and not getattr(scheduler, "prefill_decode_interval", 0),
     )
+    if turn is Turn.DECODE and not _leaves_room(scheduler, running_batch):
+        in_force.counts["decoding_held_back"] += 1
+        return Turn.STOCK
+    return turn
+
+
+def _leaves_room(scheduler: Any, running_batch: Any) -> bool:
+    """Whether the rest of the open request still fits into the cache after one more step of decoding.
+
+    The engine made sure of it once, when it admitted the prompt, and counted on nothing else running until its end: a
+    chunk that finds no room ends the server.
+    """
+    open_req, page = scheduler.chunked_req, scheduler.page_size
+    rest = facts.total_tokens(open_req) - facts.prefix_tokens(open_req)
+    wanted = (-(-rest // page) + 1) * page
+    return bool(facts.cache_left_tokens(scheduler) - running_batch.new_tokens_required_next_decode() >= wanted)
 
 
 def _pass_for_waiting(scheduler: Any, original: Any, delayer: Any, running_batch: Any) -> Any:
@@ -109,11 +125,15 @@ def _candidates(scheduler: Any, queue: list[Any], running_batch: Any, limits: Bu
     little of it in the prefix cache (the next turn of a chat) is a short one.
     """
     # In a mixed batch the decoding requests come first.
-    decoding = len(running_batch.reqs) if scheduler.is_mixed_chunk else 0
-    chunk = scheduler.chunked_prefill_size - decoding
+    decoding = running_batch.reqs if scheduler.is_mixed_chunk else []
+    load = Load(len(decoding), facts.longest_decoding(decoding))
+    chunk = scheduler.chunked_prefill_size - load.rows
+    adapters = _adapters(scheduler, running_batch)
     found = []
     asked = 0
     for req in queue:
+        if adapters is not None and req.lora_id not in adapters:
+            continue
         tokens, prefix = len(req.origin_input_ids) + len(req.output_ids), 0
         if tokens > chunk:
             # With mamba, matching puts the request's state aside; only the engine's own loop cleans that up.
@@ -125,6 +145,20 @@ def _candidates(scheduler: Any, queue: list[Any], running_batch: Any, limits: Bu
             prefix = facts.prefix_tokens(req)
             tokens -= prefix
         whole = -(-tokens // scheduler.page_size) * scheduler.page_size
-        if whole <= chunk and admission.rows_that_fit(limits, Load(rows=decoding), prefix, tokens) == tokens:
+        timely = in_force.latency.room_in_company(load.ticks, prefix)
+        if timely is not None and timely < tokens:
+            continue
+        if whole <= chunk and admission.rows_that_fit(limits, load, prefix, tokens) == tokens:
             found.append(req)
     return found
+
+
+def _adapters(scheduler: Any, running_batch: Any) -> set[Any] | None:
+    """The LoRA adapters that are in use; None without LoRA.
+
+    The engine counts those of a batch against its limit and cannot see the open request's in this pass. Who brings none
+    of their own are safe to offer.
+    """
+    if not scheduler.enable_lora:
+        return None
+    return {req.lora_id for req in [scheduler.chunked_req, *running_batch.reqs]}

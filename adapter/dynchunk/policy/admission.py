@@ -101,7 +101,8 @@ def admit(limits: Budget, load: Load, ask: Ask, cut: Cut) -> Admission | None:
         return Admission(tokens)
     if not ask.alone:
         return None
-    return Admission(min(cut.floor, max(room, cut.align), ask.remaining), at_floor=True)
+    # Decoding rows may leave less of the engine's chunk than one step; its own cut stands then, however small.
+    return Admission(min(cut.floor, room or ask.room, ask.remaining), at_floor=True)
 
 
 def continue_chunk(limits: Budget, load: Load, prefix_tokens: int, remaining: int, cut: Cut) -> Admission:

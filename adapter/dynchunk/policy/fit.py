@@ -27,9 +27,10 @@ LEAST_SIZES = 2  # with one size 2*L*x + x*x is a line in L, and a, gamma and c 
 MOST_RMS_SHARE = 0.25
 MOST_CONDITION = 100.0
 MOST_STDERR_SHARE = 0.05
-# Attention has to show: in the time of the chunk that has most of it, and beyond doubt (standard errors).
-LEAST_AREA_SHARE = 0.01
-LEAST_AREA_STDERRS = 3.0
+# Attention has to show: in the time of the chunk that has most of it, and beyond doubt (standard errors). Up to eight
+# looks at the same noise would come upon three standard errors by chance, in one server of eight.
+LEAST_AREA_SHARE = 0.05
+LEAST_AREA_STDERRS = 4.0
 # Shapes this far off (in robust standard deviations) weigh less, or are set aside as long as they are few.
 DOUBTED = 1.5
 FAR_OFF = 6.0

@@ -107,11 +107,13 @@ def equal_chunk(model: Model, allowed: Sizes, base: int, prefix: int, smooth: Fr
     """The chunk on `prefix` that takes as long as the first one, of `base` tokens, did; None for the fixed chunk.
 
     c is paid by both, so it is left out. None where rebuilding the prefix alone takes as long (`exhausted_after`): no
-    chunk can match then, and smaller ones would rebuild it more often. smooth: 1 is the solver's answer, 0 the base,
+    chunk can match then, and smaller ones would rebuild it more often. None too where c is most of what the base takes:
+    a smaller chunk pays it again and is hardly quicker. smooth: 1 is the solver's answer, 0 the base,
     between them a blend.
     """
-    left = work(model, 0, base) - model.gamma * prefix
-    if left <= 0:
+    wanted = work(model, 0, base)
+    left = wanted - model.gamma * prefix
+    if left <= 0 or model.c > wanted:
         return None
     solved = tokens_within(model, prefix, left)
     blended = base + smooth.numerator * (solved - base) // smooth.denominator

@@ -171,6 +171,17 @@ def test_wild_noise_ends_after_eight_refused_fits() -> None:
     assert not rig.learner._sizes_seen
 
 
+@pytest.mark.parametrize("noise", [0.005, 0.02, 0.05])
+def test_flat_times_give_no_model_however_often_they_are_looked_at(noise: float) -> None:
+    """Every chunk takes 50 ms whatever its size: eight looks at the noise find no attention in it by chance."""
+    for seed in range(12):
+        chance = random.Random(seed)
+        rig = Rig()
+        while rig.entry.calibrating:
+            rig.serve(lambda p, t: 50 * chance.gauss(1, noise), chance.choice([8_000, 60_000, 150_000]))  # noqa: B023
+        assert rig.entry.model is None
+
+
 def test_one_size_ends_after_eight_requests() -> None:
     """Where every long request runs in one size whatever its arm, calibration does not go on for ever."""
     learner = Learner()

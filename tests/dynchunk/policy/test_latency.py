@@ -28,6 +28,12 @@ def test_equal_known_values(prefix: int, chunk: int | None) -> None:
     assert latency.equal_chunk(EXAMPLE, SMALL, 2048, prefix) == chunk
 
 
+def test_equal_stands_down_where_a_chunk_costs_little_beside_the_forward() -> None:
+    """49 ms for each forward and hardly anything for its tokens: smaller chunks would only pay the 49 ms again."""
+    bound_by_launch = latency.from_ms(a=3e-9, b=0, c=49, gamma=0)
+    assert all(latency.equal_chunk(bound_by_launch, SMALL, 2048, prefix) is None for prefix in (0, 2048, 90_000))
+
+
 def test_exhausted_after() -> None:
     """The prefix at which the rebuild has eaten a first chunk's time is known beforehand."""
     assert latency.exhausted_after(EXAMPLE, 2048) == 67_788

@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from dynchunk import values
+from dynchunk.shortened import shortened
 from launcher import address
+from launcher.environment import MOST_TOKENS
 from scripts.ending import end_once
 from scripts.verify import attach as attaching
 from scripts.verify import records
@@ -43,7 +45,8 @@ times a second from before the first prompt; below the guard, or when memory fal
 engine gets SIGTERM, and after 5 s more SIGKILL. A size that the sizes before lead to expect below the guard is not
 tried. The report, its data and plots are in logs/profile-DATE.
 
-Run it on the server's machine, with the server to yourself.
+Run it on the server's machine, with the server to yourself. Settings come from the environment and, under it, from the
+.env beside dynchunk, or from the file that `dynchunk memguard --env-file FILE` names.
 
 \b
   dynchunk memguard                                 ramp against the server
@@ -73,6 +76,7 @@ class _UsageSeen:
 
 @app.command(help=HELP)
 def memguard(  # noqa: PLR0917 - typer makes an option of each
+    context: typer.Context,
     command: Annotated[
         list[str] | None, typer.Argument(help="With --launch: what starts the engine.", show_default=False)
     ] = None,
@@ -146,7 +150,8 @@ def memguard(  # noqa: PLR0917 - typer makes an option of each
         ),
     ] = None,
     compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Two reports' folders, old and new.", show_default=False)
+        tuple[Path, Path] | None,
+        typer.Option(help="Two reports, old and new: their folders, or one run.json of each.", show_default=False),
     ] = None,
     signals: Annotated[
         bool,
@@ -171,11 +176,11 @@ def memguard(  # noqa: PLR0917 - typer makes an option of each
         )
         start_gib = start_guard_gib if start_guard_gib is not None else guard_gib
         start_guard_bytes = round((DEFAULT_GUARD_GIB if start_gib is None else start_gib) * GIB)
-        guard_bytes = _guard_bytes(guard_gib, headroom_gib)
+        guard_bytes = _guard_bytes(guard_gib, headroom_gib, typed=_is_typed(context, "guard_gib"))
         _refuse_unfit(launch=launch, command=command, headroom=guard_bytes is None, ramp=not (replay or attach))
         console = Console()
         if compare is not None:
-            print(render(*(records.load(folder) for folder in compare)), end="")
+            print(render(*map(records.load_named, compare)), end="")
             raise typer.Exit
         if replay is not None:
             raise typer.Exit(
@@ -216,13 +221,15 @@ def parse_sizes(text: str) -> tuple[int, ...]:
     wrong = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _SIZE.fullmatch(part.replace("_", ""))
-        tokens = round(float(match[1]) * _POWERS[match[2].lower()]) if match else 0
-        if tokens < 1:
-            wrong.append(part)
-        sizes.add(tokens)
+        tokens = float(match[1]) * _POWERS[match[2].lower()] if match else 0.0
+        if not 1 <= tokens <= MOST_TOKENS:
+            wrong.append(shortened(part))
+            continue
+        sizes.add(round(tokens))
     if wrong or not sizes:
         raise MemguardError(
-            f"--sizes {text!r}: {', '.join(wrong) or 'nothing'} is no number of tokens; write 64k,96k,128000"
+            f"--sizes {shortened(repr(text))}: {', '.join(wrong) or 'nothing'} is no number of tokens from 1 to "
+            f"{MOST_TOKENS:,}; write 64k,96k,128000"
         )
     return tuple(sorted(sizes))
 
@@ -273,11 +280,18 @@ def _refuse_unfit(*, launch: bool, command: list[str] | None, headroom: bool, ra
         raise MemguardError("--headroom-gib is for a ramp, which knows its baseline; give --guard-gib")
 
 
-def _guard_bytes(guard_gib: float | None, headroom_gib: float | None) -> int | None:
-    _refuse_both(guard_gib=guard_gib, headroom_gib=headroom_gib)
+def _guard_bytes(guard_gib: float | None, headroom_gib: float | None, *, typed: bool) -> int | None:
+    """The guard; None where the headroom says it. typed: --guard-gib is no GUARD_GIB, over which a flag wins."""
+    _refuse_both(guard_gib=guard_gib if typed else None, headroom_gib=headroom_gib)
     if headroom_gib is None:
         return round((DEFAULT_GUARD_GIB if guard_gib is None else guard_gib) * GIB)
     return None
+
+
+def _is_typed(context: typer.Context, option: str) -> bool:
+    """Whether an option's value is of the command line. By its name, as click's own enum moves between versions."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def main() -> NoReturn:

@@ -69,6 +69,11 @@ def load(folder: Path) -> list[Run]:
     return [_load_run(file) for file in files]
 
 
+def load_named(path: Path) -> list[Run]:
+    """The runs of a report by its folder, or one of them by its run.json. Raises RecordError as `load` does."""
+    return [_load_run(path)] if path.is_file() else load(path)
+
+
 def sample_to_json(sample: Sample) -> dict[str, Any]:
     """As a line of samples.jsonl, and of any file that `--replay` takes. What is not known is left out."""
     values = sample._asdict() | {"t_s": round(sample.t_s, 3)}

@@ -40,11 +40,21 @@ def test_the_default_ramp() -> None:
     assert sizes == (64_000, 96_000, 128_000, 160_000, 200_000, 256_000, 320_000, 400_000, 500_000)
 
 
-@pytest.mark.parametrize("text", ["", " , ", "64q", "0", "-5", "64k,zero"])
+@pytest.mark.parametrize("text", ["", " , ", "64q", "0", "-5", "64k,zero", "1001m", "9" * 400, "9" * 400 + "k"])
 def test_wrong_sizes_are_named(text: str) -> None:
     """A size that is none is named, with an example of a right one."""
-    with pytest.raises(MemguardError, match="write 64k,96k,128000"):
+    with pytest.raises(MemguardError, match="from 1 to 1,000,000,000; write 64k,96k,128000") as refused:
         parse_sizes(text)
+    assert len(str(refused.value)) < 600
+
+
+@pytest.mark.parametrize("unfit", [(), ("--guard-gib", "2")])
+def test_a_flag_wins_over_the_guard_of_the_environment(unfit: tuple[str, ...]) -> None:
+    """GUARD_GIB may stand in .env for good; two flags that are typed contradict each other as before."""
+    done = program("--headroom-gib", "1", *unfit, "--url", "http://127.0.0.1:9", GUARD_GIB="1.5")
+    assert done.returncode == 1
+    both = "--guard-gib and --headroom-gib: give one of them"
+    assert (both if unfit else "no server answers at http://127.0.0.1:9") in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -92,9 +92,22 @@ def test_the_command(tmp_path: Path) -> None:
     done = run(tmp_path / "new")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("# memguard: two reports side by side\n")
+    by_file = run(tmp_path / "new" / "run.json")
+    assert (by_file.returncode, by_file.stdout) == (0, done.stdout)
     done = run(tmp_path)
     assert done.returncode == 1
     assert "holds no run.json" in done.stderr
+
+
+def test_one_run_of_a_report_by_its_file(tmp_path: Path) -> None:
+    """Its folder is all of them."""
+    for name, label in (("run.json", "first"), ("run-2.json", "second")):
+        (tmp_path / name).write_text(json.dumps(to_json(a_run(label))))
+    assert [run.label for run in records.load_named(tmp_path)] == ["first", "second"]
+    assert [run.label for run in records.load_named(tmp_path / "run-2.json")] == ["second"]
+    (tmp_path / "other.txt").write_text("{}")
+    with pytest.raises(RecordError, match=r"other\.txt is not a run of this memguard"):
+        records.load_named(tmp_path / "other.txt")
 
 
 FULL = a_run(

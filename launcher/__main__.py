@@ -192,10 +192,10 @@ def collect(context: typer.Context) -> None:
 
 
 @app.command(context_settings=PASS_ON, add_help_option=False)
-def memguard(context: typer.Context) -> None:
+def memguard(context: typer.Context, env_file: EnvFile = None) -> None:
     """Ramp long prompts against the running server, watch memory, abort in time, write a report."""
     try:
-        environ = _given(None).environ
+        environ = _given(env_file).environ
     except SettingsError as error:
         print(f"dynchunk memguard: {error}", file=sys.stderr)
         raise typer.Exit(1) from error

@@ -62,6 +62,22 @@ def test_the_env_file_beside_the_program(checkout: Path, httpserver: HTTPServer)
     assert (environ["API_KEY"], environ["PORT"], environ["MODEL_PATH"]) == ("k", "1", "/models/mine")
 
 
+@pytest.mark.parametrize("where", ["before", "behind"])
+def test_another_env_file_for_memguard(checkout: Path, where: str) -> None:
+    """It is named as for the other commands, wherever among memguard's own flags; the engine's are the engine's."""
+    (checkout / ".env").write_text("PORT=2\n")
+    (checkout / "other").write_text("PORT=3\n")
+    own, named = ["--sizes", "1k"], ["--env-file", str(checkout / "other")]
+    given = named + own if where == "before" else own + named
+    words, environ = json.loads(run(checkout, "memguard", *given, "--launch", "--", "x", "--env-file", "y").stdout)
+    assert words[:4] == [*own, "--launch", "x"]
+    assert words[-2:] == ["--env-file", "y"]
+    assert environ["PORT"] == "3"
+    done = run(checkout, "memguard", "--env-file", str(checkout / "none"))
+    assert done.returncode == 1
+    assert "there is no such file" in done.stderr
+
+
 def test_a_mistake_in_the_env_file_ends_every_command(checkout: Path) -> None:
     """With the file and the line, and without the value: there are keys in it."""
     (checkout / ".env").write_text("PORT=1\nAPI_KEY='s3cret\n")

@@ -44,7 +44,29 @@ def shown(url: str) -> str:
 
 
 def _ask(method: str, url: str, path: str, api_key: str | None, body: Any = None, *, ours: bool) -> Any:
-    """One request to the server, its answer read as JSON. Raises StatusError.
+    """One request to the server, its answer read as JSON. ours: as for `answer`. Raises StatusError."""
+    named = shown(url)
+    response = answer(method, url, path, api_key, body, ours=ours)
+    if response.status_code != httpx.codes.OK:
+        raise StatusError(f"{named}{path} answered {response.status_code}")
+    try:
+        return response.json()
+    except ValueError as error:
+        raise StatusError(f"{named}{path} did not answer in JSON; is this an SGLang server?") from error
+
+
+def answer(
+    method: str,
+    url: str,
+    path: str,
+    api_key: str | None,
+    body: Any = None,
+    *,
+    ours: bool,
+    timeout_s: float = TIMEOUT_S,
+    follow_redirects: bool = False,
+) -> httpx.Response:
+    """The server's answer, whatever its status, but for a key that it refuses. Raises StatusError.
 
     ours: the address is HOST and PORT of our own settings. There and at loopback addresses no proxy of the environment
     is asked: it would answer in the place of a server that it cannot reach.
@@ -53,8 +75,15 @@ def _ask(method: str, url: str, path: str, api_key: str | None, body: Any = None
     named = shown(url)
     try:
         whole = httpx.URL(url + path)
-        direct = ours or is_loopback(whole.host)
-        response = httpx.request(method, whole, headers=headers, json=body, timeout=TIMEOUT_S, trust_env=not direct)
+        response = httpx.request(
+            method,
+            whole,
+            headers=headers,
+            json=body,
+            timeout=timeout_s,
+            trust_env=not (ours or is_loopback(whole.host)),
+            follow_redirects=follow_redirects,
+        )
     except (httpx.InvalidURL, httpx.UnsupportedProtocol, ValueError) as error:
         # Without the library's own words, which quote parts of it.
         raise StatusError(f"{named} is not an address like http://127.0.0.1:30000") from error
@@ -63,12 +92,7 @@ def _ask(method: str, url: str, path: str, api_key: str | None, body: Any = None
         raise StatusError(f"no answer from {named}: {why}; is the server up?") from error
     if response.status_code in (401, 403):
         raise StatusError(f"{named} refused the key; set API_KEY to the server's key")
-    if response.status_code != httpx.codes.OK:
-        raise StatusError(f"{named}{path} answered {response.status_code}")
-    try:
-        return response.json()
-    except ValueError as error:
-        raise StatusError(f"{named}{path} did not answer in JSON; is this an SGLang server?") from error
+    return response
 
 
 def is_loopback(host: str) -> bool:

@@ -85,7 +85,7 @@ def running(url: str, api_key: str | None) -> list[Check]:
         return [
             fail(
                 name,
-                f"{url} runs the stock engine: DynChunk is not in it",
+                f"{status.shown(url)} runs the stock engine: DynChunk is not in it",
                 "start it with ./dynchunk serve, or with adapter/boot on PYTHONPATH; check SGLANG_PLUGINS",
             )
         ]
@@ -94,10 +94,10 @@ def running(url: str, api_key: str | None) -> list[Check]:
 
 def _running(url: str, state: dict[str, Any]) -> Check:
     name = "running server"
-    hooks = state.get("hooks", {})
+    named, hooks = status.shown(url), state.get("hooks", {})
     refused = [f"{hook}: {entry['detail']}" for hook, entry in hooks.items() if entry["outcome"] == "refused"]
     if state.get("degraded") or refused:
         reason = "; ".join(refused) or "its own sizes count"
-        return fail(name, f"{url}, rank {state['rank']}: {reason}", "the server's log says why; start it again")
+        return fail(name, f"{named}, rank {state['rank']}: {reason}", "the server's log says why; start it again")
     applied = sum(entry["outcome"] == "applied" for entry in hooks.values())
-    return ok(name, f"{url}, rank {state['rank']}, mode {state['mode']}: {applied} hooks applied, none refused")
+    return ok(name, f"{named}, rank {state['rank']}, mode {state['mode']}: {applied} hooks applied, none refused")

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from launcher import status
+
 WAIT_S = 5
 NO_METRICS = "/metrics is not there; start the engine with --enable-metrics (EXTRA_ARGS=--enable-metrics)"
 # SGLang's own names, of 0.5.20 to 0.5.23.
@@ -47,17 +49,15 @@ class Reading:
 
 def fetch(url: str, api_key: str | None) -> str:
     """The text of /metrics. Raises ScrapeError."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    named = status.shown(url)
     try:
-        response = httpx.get(f"{url}/metrics", headers=headers, timeout=WAIT_S, trust_env=False, follow_redirects=True)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise ScrapeError(f"no answer from {url}: {error or type(error).__name__}; is the server up?") from error
-    if response.status_code in (401, 403):
-        raise ScrapeError(f"{url} refused the key; set API_KEY to the server's key")
+        response = status.answer("GET", url, "/metrics", api_key, ours=True, timeout_s=WAIT_S, follow_redirects=True)
+    except status.StatusError as error:
+        raise ScrapeError(str(error)) from error
     if response.status_code == httpx.codes.NOT_FOUND:
-        raise ScrapeError(f"{url}{NO_METRICS}")
+        raise ScrapeError(f"{named}{NO_METRICS}")
     if response.is_error:
-        raise ScrapeError(f"{url}/metrics answered {response.status_code}")
+        raise ScrapeError(f"{named}/metrics answered {response.status_code}")
     return response.text
 
 

@@ -8,6 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from launcher import status, tables
 from scripts.top.scrape import CACHE_USE, QUEUED, RUNNING, Reading, Replica
 
 GIB = 1 << 30
@@ -17,11 +18,12 @@ BAR_COLUMNS = 40
 def render(reading: Reading, url: str) -> RenderableType:
     """One panel a replica."""
     if not reading.replicas:
-        return Panel("the server shows no metrics yet", title=url)
+        return Panel("the server shows no metrics yet", title=_named(url))
     parts: list[RenderableType] = []
     for number, replica in reading.replicas.items():
-        title = f"{reading.model or url}" + (f", replica {number}" if len(reading.replicas) > 1 else "")
-        parts.append(Panel(_replica(replica, dynchunk=reading.has_dynchunk), title=Text(title), title_align="left"))
+        title = Text(tables.printable(reading.model)) if reading.model else _named(url)
+        title.append(f", replica {number}" if len(reading.replicas) > 1 else "")
+        parts.append(Panel(_replica(replica, dynchunk=reading.has_dynchunk), title=title, title_align="left"))
     if reading.broken:
         parts.append(Text("not in place: " + ", ".join(reading.broken), style="red"))
     if not reading.has_dynchunk:
@@ -31,7 +33,12 @@ def render(reading: Reading, url: str) -> RenderableType:
 
 def trouble(message: str, url: str) -> RenderableType:
     """When the server does not answer."""
-    return Panel(Text(message, style="yellow"), title=Text(url), title_align="left")
+    return Panel(Text(message, style="yellow"), title=_named(url), title_align="left")
+
+
+def _named(url: str) -> Text:
+    """A server's address as a title, without the name and password in it."""
+    return Text(status.shown(url))
 
 
 def _replica(replica: Replica, *, dynchunk: bool) -> Table:

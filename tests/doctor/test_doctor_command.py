@@ -162,6 +162,22 @@ def test_a_running_server(httpserver: HTTPServer) -> None:
         assert levels(named, "running server") == [level]
 
 
+def test_a_password_in_the_address(httpserver: HTTPServer) -> None:
+    """It is shown nowhere, whatever the server says or where there is none."""
+    state = {"rank": "pp0tp0", "mode": "on", "hooks": {"sizer": {"outcome": "applied", "detail": ""}}}
+    where = f"me:s3cret@localhost:{httpserver.port}"
+    for internal in ({}, {"dynchunk": state}, {"dynchunk": {**state, "degraded": True}}):
+        httpserver.clear()
+        httpserver.expect_request("/server_info").respond_with_json({"internal_states": [internal]})
+        for words in (("--json",), ()):
+            said = doctor(*words, "--url", f"http://{where}", MODEL_PATH="/m").stdout
+            assert f"http://***@localhost:{httpserver.port}" in said
+            assert "s3cret" not in said
+    said = doctor("--url", "http://me:s3cret@127.0.0.1:1", MODEL_PATH="/m").stdout
+    assert "no answer from http://***@127.0.0.1:1" in said
+    assert "s3cret" not in said
+
+
 def test_the_table_for_people() -> None:
     """Every check has a line, the cure behind an arrow, and the last line counts them."""
     done = doctor(MODEL_PATH="/m", MAX_RUNNING_REQUESTS="2", PP_SIZE="4")

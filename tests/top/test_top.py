@@ -28,8 +28,8 @@ def command(server: HTTPServer | None, *arguments: str, **environ: str) -> tuple
     return [str(ROOT / "dynchunk"), "top", *arguments], clean_environ(PORT=port, **environ)
 
 
-def once(server: HTTPServer | None, **environ: str) -> subprocess.CompletedProcess[str]:
-    argv, env = command(server, "--once", **environ)
+def once(server: HTTPServer | None, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    argv, env = command(server, "--once", *words, **environ)
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
 
@@ -117,6 +117,29 @@ def test_nobody_there() -> None:
     done = once(None)
     assert done.returncode == 1
     assert "is the server up?" in done.stderr
+
+
+@pytest.mark.parametrize("url", ["foo", "ftp://me:s3cret@h", "me:s3cret@127.0.0.1:1", "http://me:s3cret@[::"])
+def test_what_is_no_address(url: str) -> None:
+    """It is said so, as status does, and without a part of the password."""
+    done = once(None, "--url", url)
+    assert done.returncode == 1
+    assert done.stderr.endswith(" is not an address like http://127.0.0.1:30000\n")
+    assert "s3cret" not in done.stderr
+
+
+def test_a_password_in_the_address(httpserver: HTTPServer) -> None:
+    """It is sent, and shown nowhere: neither in a panel's title nor where the server does not answer."""
+    done = once(None, "--url", "http://me:s3cret@127.0.0.1:1")
+    assert done.stderr.startswith("dynchunk top: no answer from http://***@127.0.0.1:1: ")
+    assert "s3cret" not in done.stderr
+    for text, shown in (("", "no metrics yet"), ("sglang:num_running_reqs 2\n", "2 running")):
+        httpserver.clear()
+        httpserver.expect_request("/metrics", headers={"Authorization": "Basic bWU6czNjcmV0"}).respond_with_data(text)
+        done = once(None, "--url", f"http://me:s3cret@localhost:{httpserver.port}")
+        assert (done.returncode, shown in done.stdout) == (0, True), done.stderr
+        assert f"http://***@localhost:{httpserver.port}" in done.stdout
+        assert "s3cret" not in done.stdout
 
 
 def test_live_on_a_terminal(httpserver: HTTPServer) -> None:

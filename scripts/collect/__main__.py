@@ -17,6 +17,7 @@ from launcher import address, dotenv
 from scripts.collect import gather, scrub
 
 ROOT = Path(__file__).resolve().parents[2]
+TAKEN = "there is such a file already, and it stays as it is; name another, or move it away"
 
 HELP = """Write an archive to send with a report of a problem.
 
@@ -51,6 +52,7 @@ def collect(
     name = f"dynchunk-{now:%Y%m%d-%H%M%S}"
     path = out or Path(f"{name}.tar.gz")
     try:
+        refuse_out(path)
         environ = dotenv.merged(os.environ, settings_file).environ
         secrets = scrub.known_secrets(environ)
         parts = gather.parts(
@@ -61,8 +63,8 @@ def collect(
             secrets,
         )
         refuse_secrets(parts, secrets)
-        write(path, name, parts, now.timestamp())
-    except (OSError, ValueError) as error:  # SettingsError is a ValueError
+        write(path, packed(name, parts, now.timestamp()))
+    except ValueError as error:  # SettingsError is one
         print(f"dynchunk collect: not written: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     for part, text in parts.items():
@@ -70,11 +72,27 @@ def collect(
     print(f"{path}: look into it, then send it")
 
 
+def refuse_out(path: Path) -> None:
+    """Before anything is gathered. Raises ValueError where no new file can be."""
+    if path.is_dir():
+        raise ValueError(f"--out {path}: it is a folder; name a file in it: {path / 'collected.tar.gz'}")
+    if os.path.lexists(path):
+        raise ValueError(f"--out {path}: {TAKEN}")
+    if not path.parent.is_dir():
+        raise ValueError(f"--out {path}: there is no folder {path.parent}; make it, or name another")
+
+
 def read_log(name: str) -> Iterable[str] | None:
-    """The lines of a log. Raises OSError where there is no such file."""
+    """The lines of a log. Raises ValueError where it cannot be read."""
     if not name:
         return None
-    return sys.stdin if name == "-" else Path(name).read_text(encoding="utf-8", errors="replace").splitlines()
+    if name == "-":
+        return sys.stdin
+    try:
+        return Path(name).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        cure = "name the file that the server's output went to, or pipe it in with --log -"
+        raise ValueError(f"--log {name}: {error.strerror}; {cure}") from None
 
 
 def refuse_secrets(parts: dict[str, str], secrets: set[str]) -> None:
@@ -84,14 +102,33 @@ def refuse_secrets(parts: dict[str, str], secrets: set[str]) -> None:
         raise ValueError(f"a secret is still in {', '.join(left)}")
 
 
-def write(path: Path, folder: str, parts: dict[str, str], when_s: float) -> None:
+def packed(folder: str, parts: dict[str, str], when_s: float) -> bytes:
     """The archive: every part as a file in one folder."""
-    with tarfile.open(path, "w:gz") as archive:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
         for part, text in parts.items():
             data = text.encode()
             entry = tarfile.TarInfo(f"{folder}/{part}")
             entry.size, entry.mtime, entry.mode = len(data), int(when_s), 0o644
             archive.addfile(entry, io.BytesIO(data))
+    return made.getvalue()
+
+
+def write(path: Path, data: bytes) -> None:
+    """A new file with all of it, or none. Raises ValueError that says why there is none."""
+    try:
+        with path.open("xb") as file:
+            try:
+                file.write(data)
+                file.flush()
+            except BaseException:
+                path.unlink()
+                raise
+    except FileExistsError:
+        raise ValueError(f"--out {path}: {TAKEN}") from None
+    except OSError as error:
+        cure = "name a file in a folder that has room and that you may write to"
+        raise ValueError(f"--out {path}: {error.strerror}; {cure}") from None
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import httpx
-
 from dynchunk import __version__
 from dynchunk.settings import PREFIX, Settings, SettingsError
 from launcher import environment, serve, status
@@ -21,12 +19,13 @@ from launcher.redaction import HIDDEN, is_secret_name
 from scripts.collect.log import log_text
 from scripts.collect.scrub import scrub, scrub_json
 from scripts.doctor import engine
+from scripts.top import scrape
 from scripts.verify import machine
 
 # Whose variables say how an engine behaves.
 PREFIXES = ("DYNCHUNK_", "SGLANG_", "NCCL_", "GLOO_", "PYTORCH_", "TORCH_", "CUDA_", "TRITON_")
 MOST_DATA_BYTES = 8 << 20
-METRICS_WAIT_S = 10
+A_FOLDER = "name a folder that memguard wrote (logs/profile-...), or leave the option out"
 
 
 class Server(NamedTuple):
@@ -43,19 +42,21 @@ def parts(
     log: Iterable[str] | None,
     secrets: set[str],
 ) -> dict[str, str]:
-    """Everything, scrubbed. report: a memguard folder. log: lines of the server's log."""
+    """Everything, scrubbed. log: lines of the server's log.
+
+    report: a memguard folder. Raises ValueError where it is none, before anything else is gathered.
+    """
+    reports = {} if report is None else report_texts(report)
     made: dict[str, Callable[[], str]] = {
         "versions.json": lambda: _json(versions(environ)),
         "settings.txt": lambda: settings_text(environ),
-        "doctor.json": lambda: doctor_json(environ),
+        "doctor.json": lambda: doctor_json(environ, server),
         "server_info.json": lambda: _json(status.fetch(server.url, server.api_key, ours=True)),
         "metrics.txt": lambda: metrics_text(server),
     }
     if log is not None:
         made["log.txt"] = lambda: log_text(log, lambda text: scrub(text, secrets))
-    found = {name: _or_why(make) for name, make in made.items()}
-    if report is not None:
-        found |= report_texts(report)
+    found = {name: _or_why(make) for name, make in made.items()} | reports
     return {
         name: scrub_json(text, secrets) if name.endswith((".json", ".jsonl")) else scrub(text, secrets)
         for name, text in found.items()
@@ -87,12 +88,11 @@ def versions(environ: Mapping[str, str]) -> dict[str, Any]:
 def settings_text(environ: Mapping[str, str]) -> str:
     """Every setting with its value and whether it was given; then the variables that engine and libraries read."""
     reading = environment.read_all(environ)
-    lines = [f"wrong: {problem}" for problem in reading.problems]
     try:
         planned = serve.plan(environ)
-        lines += [planned.summary, *(f"warning: {warning}" for warning in planned.warnings)]
-    except SettingsError:
-        pass  # what is wrong was said above
+        lines = [planned.summary, *(f"warning: {warning}" for warning in planned.warnings)]
+    except SettingsError as error:
+        lines = [f"wrong: {problem}" for problem in error.problems]
 
     def origin(name: str) -> str:
         return "given" if environ.get(name, "").strip() else "default"
@@ -108,10 +108,11 @@ def _shown(name: str, value: str) -> str:
     return HIDDEN if value and is_secret_name(name) else value
 
 
-def doctor_json(environ: Mapping[str, str]) -> str:
-    """`doctor --json` on this machine."""
+def doctor_json(environ: Mapping[str, str], server: Server) -> str:
+    """`doctor --json` on this machine, of the same settings and the same server."""
+    # What a file sets is in `environ` already; without an empty one in its place, .env would come on top.
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.doctor", "--json"],
+        [sys.executable, "-m", "scripts.doctor", "--json", "--env-file", os.devnull, "--url", server.url],
         env={**os.environ, **environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,
@@ -123,10 +124,7 @@ def doctor_json(environ: Mapping[str, str]) -> str:
 
 def metrics_text(server: Server) -> str:
     """DynChunk's own lines of /metrics."""
-    headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
-    response = httpx.get(f"{server.url}/metrics", headers=headers, timeout=METRICS_WAIT_S, trust_env=False)
-    response.raise_for_status()
-    lines = [line for line in response.text.splitlines() if "dynchunk_" in line]
+    lines = [line for line in scrape.fetch(server.url, server.api_key).splitlines() if "dynchunk_" in line]
     return "\n".join(lines or ["no dynchunk_ metrics; was the engine started with --enable-metrics?"]) + "\n"
 
 
@@ -137,10 +135,19 @@ def latest_report(logs: Path) -> Path | None:
 
 
 def report_texts(folder: Path) -> dict[str, str]:
-    """The report and its data; plots are left out, the data draws them again."""
-    files = [file for file in sorted(folder.iterdir()) if file.suffix in {".md", ".json", ".jsonl"}]
-    return {
-        f"{folder.name}/{file.name}": file.read_text(encoding="utf-8", errors="replace")
-        for file in files
-        if file.stat().st_size <= MOST_DATA_BYTES
-    }
+    """The report and its data; plots are left out, the data draws them again. Raises ValueError where there is none."""
+    try:
+        files = [file for file in sorted(folder.iterdir()) if file.suffix in {".md", ".json", ".jsonl"}]
+        found = {
+            f"{folder.resolve().name}/{file.name}": file.read_text(encoding="utf-8", errors="replace")
+            for file in files
+            if file.stat().st_size <= MOST_DATA_BYTES
+        }
+    except NotADirectoryError:
+        raise ValueError(f"--report {folder}: it is a file; name the folder it is in: {folder.parent}") from None
+    except OSError as error:
+        raise ValueError(f"--report {folder}: {error.strerror}; {A_FOLDER}") from None
+    if not found:
+        most = f"{MOST_DATA_BYTES >> 20} MiB"
+        raise ValueError(f"--report {folder}: no .md, .json or .jsonl file of up to {most} is in it; {A_FOLDER}")
+    return found

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 from pytest_httpserver import HTTPServer
 
+from scripts.collect import __main__ as command
 from tests.conftest import ROOT, clean_environ
 
 pytestmark = pytest.mark.slow
@@ -109,16 +111,87 @@ def test_without_a_server(tmp_path: Path) -> None:
     assert "dynchunk" in json.loads(texts["versions.json"])
 
 
-def test_a_log_that_is_not_there(tmp_path: Path) -> None:
-    """One line, exit code 1, nothing written."""
-    out = tmp_path / "out.tar.gz"
+def refused(tmp_path: Path, *words: object) -> str:
+    """What is said where nothing can be written: one line, exit code 1, no archive."""
     done = subprocess.run(
-        [ROOT / "dynchunk", "collect", "--out", out, "--log", tmp_path / "none"],
-        env=clean_environ(PORT="1"),
+        [ROOT / "dynchunk", "collect", *map(str, words)],
+        env=clean_environ(PORT="1", MODEL_PATH="/m"),
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1
-    assert "not written" in done.stderr
-    assert not out.exists()
+    assert done.stderr.startswith("dynchunk collect: not written: ")
+    assert (done.stderr.count("\n"), "Errno" in done.stderr) == (1, False)
+    assert list(tmp_path.rglob("dynchunk-*.tar.gz")) == []
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--log", "none", "No such file or directory; name the file that the server's output went to"),
+        ("--log", "folder", "Is a directory; name the file that the server's output went to"),
+        ("--report", "none", "No such file or directory; name a folder that memguard wrote"),
+        ("--report", "folder/run.txt", "it is a file; name the folder it is in: "),
+        ("--report", "folder", "no .md, .json or .jsonl file of up to 8 MiB is in it; name a folder that memguard"),
+        ("--out", "folder", "it is a folder; name a file in it: "),
+        ("--out", "folder/run.txt", "there is such a file already, and it stays as it is; name another"),
+        ("--out", "none/x.tar.gz", "there is no folder "),
+    ],
+)
+def test_what_cannot_be_read_or_written(tmp_path: Path, option: str, value: str, said: str) -> None:
+    """One line with the option, its value and the cure; what is there already stays as it is."""
+    (tmp_path / "folder").mkdir()
+    file = tmp_path / "folder" / "run.txt"
+    file.write_text("mine")
+    given = tmp_path / value
+    message = refused(tmp_path, option, given)
+    assert f"{option} {given}: " in message
+    assert said in message
+    assert file.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
+
+
+def test_a_file_that_came_meanwhile(tmp_path: Path) -> None:
+    """It is not written over either, and where the room ends nothing is left."""
+    path = tmp_path / "out.tar.gz"
+    path.write_text("mine")
+    with pytest.raises(ValueError, match=r"--out .*out\.tar\.gz: there is such a file already"):
+        command.write(path, b"ours")
+    assert path.read_text() == "mine"
+    code = (
+        "import resource, signal, sys\n"
+        "from pathlib import Path\n"
+        "from scripts.collect import __main__ as command\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "try: command.write(Path(sys.argv[1]), bytes(2000))\n"
+        "except ValueError as error: print(error)\n"
+    )
+    full = tmp_path / "full.tar.gz"
+    done = subprocess.run(
+        [sys.executable, "-c", code, full],
+        env=clean_environ(PYTHONPATH=f"{ROOT / 'adapter'}:{ROOT}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith(f"--out {full}: File too large; name a file in a folder that has room"), done.stderr
+    assert not full.exists()
+
+
+def test_one_server_and_one_setting_in_all_parts(tmp_path: Path, httpserver: HTTPServer) -> None:
+    """What doctor says is of the file and the address that were named."""
+    state = {"version": "0.1.0", "rank": "pp0tp0", "mode": "on", "engine": "0.5.23", "pid": 1, "hooks": {}}
+    httpserver.expect_request("/server_info").respond_with_json({"internal_states": [{"dynchunk": state}]})
+    file = tmp_path / "x.env"
+    file.write_text("CHUNKED_PREFILL_SIZE=1024\nDYNCHUNK_CHUNK_MIN=2048\nPORT=1\n")
+    url = f"http://me:s3cret@localhost:{httpserver.port}"
+    texts = collect(tmp_path, "--env-file", str(file), "--url", url)
+    checks = {check["name"]: check for check in json.loads(texts["doctor.json"])["checks"]}
+    assert "the largest chunk of 1,024" in checks["settings"]["reason"]
+    assert f"http://***@localhost:{httpserver.port}, rank pp0tp0" in checks["running server"]["reason"]
+    assert "wrong: DYNCHUNK_CHUNK_MIN=2,048 is above the largest chunk of 1,024" in texts["settings.txt"]
+    assert "s3cret" not in "".join(texts.values())

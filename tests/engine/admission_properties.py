@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dynchunk.patches import facts
 from dynchunk.policy.budget import PREFIX, SEQUENCE, Budget
 from scripts.bench.admission_world import Setting, World
 
@@ -65,3 +68,30 @@ def test_a_load_that_fails_in_company_keeps_the_budget() -> None:
     total = 191_489
     world.request("r3", total, 127_664, 63_824, 0)
     world.run()
+
+
+class Replaying(World):
+    """Cached rows run again beside the new ones, and count."""
+
+    def _judge(self, ran: list[Any], *, hide: bool) -> None:
+        ends = [facts.prefix_tokens(req) + facts.new_tokens(req) for req in ran]
+        rows = sum(facts.new_tokens(req) + replayed(None, req, facts.prefix_tokens(req)) for req in ran)
+        assert len(ran) < 2 or rows * max(ends) <= self.setting.limits.budget, f"{rows:,} x {max(ends):,}"
+        self.seen["batches"] += bool(ran)
+
+
+def replayed(_: Any, req: Any, prefix: int) -> int:
+    return min(128, prefix)
+
+
+def test_replayed_rows_count_where_chunks_are_filled_to_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine then takes no whole pages off its chunk: 321 and 768 new tokens, 128 replayed are over the budget."""
+    world = Replaying(Setting(Budget(1_000_000, SEQUENCE, 256, 256, 8192), 256, 8192, None, 1, 0, True), [])
+    if not hasattr(world.engine.PrefillAdder, "_replay_len"):
+        return  # 0.5.20 replays nothing
+    monkeypatch.setattr(world.engine, "_use_exact_chunk_fill", lambda: True)
+    monkeypatch.setattr(world.engine.PrefillAdder, "_replay_len", replayed)
+    world.request("a", 833, 512)
+    world.request("b", 768, 0)
+    world.run()
+    assert world.seen["batches"] == 2

@@ -15,7 +15,7 @@ from tests.conftest import BOOT, ROOT, clean_environ
 
 pytestmark = pytest.mark.engine
 
-PROPERTIES = [str(Path("tests", "engine", f"{name}_properties.py")) for name in ("admission", "turns")]
+PROPERTIES = [str(Path("tests", "engine", f"{name}_properties.py")) for name in ("admission", "turns", "controls")]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -35,7 +35,7 @@ def test_hypothesis_finds_no_violation(version: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "13 passed" in done.stdout
+    assert "15 passed" in done.stdout
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -114,6 +114,11 @@ def read(flags: Flags, environ: Mapping[str, str]) -> Inputs:
     base = _tokens("--base", flags.base, problems) if flags.base else 0
     resolved = _resolved(flags, start, problems)
     limits = resolved.limits
+    if cached % limits.page:
+        # A prefix that ends inside a page has its first two chunks cut otherwise; whole pages are what a cache holds.
+        whole = cached // limits.page * limits.page
+        notes.append(f"--cached {cached:,} is counted as {whole:,}: whole pages of {limits.page:,}")
+        cached = whole
     if mode.kind == EQUAL and base > limits.chunk_max:
         notes.append(
             f"--base {base:,} is above the largest chunk: chunks are as long as it, and at most {limits.chunk_max:,}"

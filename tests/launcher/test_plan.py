@@ -32,6 +32,14 @@ def planned(*words: str, **environ: str) -> dict[str, Any]:
     return found
 
 
+def test_a_cached_prefix_is_counted_in_whole_pages() -> None:
+    """As a cache holds it: the chunks behind an odd number would not be those that run."""
+    odd, whole = (planned("--prompt", "200k", "--cached", cached) for cached in ("1000", "960"))
+    assert odd["chunks"] == whole["chunks"]
+    assert odd["cached_tokens"] == 960
+    assert "--cached 1,000 is counted as 960: whole pages of 64" in odd["notes"]
+
+
 def test_the_shape_of_the_data() -> None:
     """Chunks, bands and totals as documented; bands are the chunks, and null stands for what is not known."""
     data = planned("--prompt", "200k")

@@ -110,9 +110,10 @@ def _shown(name: str, value: str) -> str:
 
 def doctor_json(environ: Mapping[str, str], server: Server) -> str:
     """`doctor --json` on this machine, of the same settings and the same server."""
-    # What a file sets is in `environ` already; without an empty one in its place, .env would come on top.
+    # -P: our own packages, whatever the folder holds that collect is called from. What a file sets is in `environ`
+    # already; without an empty one in its place, .env would come on top.
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.doctor", "--json", "--env-file", os.devnull, "--url", server.url],
+        [sys.executable, "-P", "-m", "scripts.doctor", "--json", "--env-file", os.devnull, "--url", server.url],
         env={**os.environ, **environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -28,10 +30,12 @@ ValueError: no key-of-the-server-77 for you
 """
 
 
-def collect(tmp_path: Path, *arguments: str, log: str | None = None, **environ: str) -> dict[str, str]:
+def collect(
+    tmp_path: Path, *arguments: str, log: str | None = None, program: Path = ROOT, **environ: str
+) -> dict[str, str]:
     out = tmp_path / "out.tar.gz"
     done = subprocess.run(
-        [ROOT / "dynchunk", "collect", "--out", out, *arguments],
+        [program / "dynchunk", "collect", "--out", out, *arguments],
         env=clean_environ(MODEL_PATH="/m", API_KEY=KEY, **environ),
         input=log,
         capture_output=True,
@@ -195,3 +199,20 @@ def test_one_server_and_one_setting_in_all_parts(tmp_path: Path, httpserver: HTT
     assert f"http://***@localhost:{httpserver.port}, rank pp0tp0" in checks["running server"]["reason"]
     assert "wrong: DYNCHUNK_CHUNK_MIN=2,048 is above the largest chunk of 1,024" in texts["settings.txt"]
     assert "s3cret" not in "".join(texts.values())
+
+
+def test_the_env_file_beside_the_program(tmp_path: Path) -> None:
+    """Where another file is named, it counts in no part of the archive."""
+    program = tmp_path / "checkout"
+    for name in ("adapter", "launcher", "scripts"):
+        shutil.copytree(ROOT / name, program / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "dynchunk", program)
+    (program / ".env").write_text("TP_SIZE=0\n")
+    named = tmp_path / "x.env"
+    named.write_text("CHUNKED_PREFILL_SIZE=1024\n")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    beside = collect(tmp_path, program=program, PORT="1", PATH=path)
+    (tmp_path / "out.tar.gz").unlink()
+    other = collect(tmp_path, "--env-file", str(named), program=program, PORT="1", PATH=path)
+    for part in ("doctor.json", "settings.txt"):
+        assert ("TP_SIZE=" in beside[part], "TP_SIZE=" in other[part]) == (True, False), part

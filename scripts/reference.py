@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
+from random import Random, SystemRandom
 from typing import Any
 
 import httpx
@@ -25,6 +25,9 @@ REFERENCE = ROOT / "docker-images" / "cpu-reference"
 PLUGIN = REFERENCE / "plugin"
 # Relative to the checkout, as everything that ends up in a report: whose folder it lies in is nobody's business.
 MODEL = Path(".cache", "reference-model")
+# The ports that the kernel gives to whoever asks for any. Engines take a few more, up to a thousand above theirs.
+LOCAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+FIRST_PORT, ENGINE_PORTS, PORTS_TRIED = 10_000, 1_000, 100
 START_TIMEOUT_S = 400  # two ranks boot in half a minute on two idle cores; not every machine is idle
 FLAGS = (
     "--device cpu --skip-server-warmup --page-size 64 --context-length 131072 --max-total-tokens 140000 "
@@ -129,11 +132,16 @@ def make_model() -> Path:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, and that the kernel gives to nobody while an engine takes its time to start."""
+    first_given = int(LOCAL_PORTS.read_text(encoding="ascii").split()[0]) if LOCAL_PORTS.exists() else 0
+    chance = SystemRandom()
+    for _ in range(PORTS_TRIED):
+        # Where the kernel gives away nearly all of them, its own choice is as good as any.
+        wanted = chance.randrange(FIRST_PORT, first_given - ENGINE_PORTS) if first_given > 2 * FIRST_PORT else 0
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", wanted))
+            return int(probe.getsockname()[1])
+    raise OSError(f"none of {PORTS_TRIED} ports is free")
 
 
 def platform_environ() -> dict[str, str]:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -231,13 +230,6 @@ class Project:
         done = self.compose("--profile", "*", "config", "--format", "json", files=files, environ=environ)
         loaded: dict[str, Any] = json.loads(done.stdout)
         return loaded
-
-
-def free_port() -> int:
-    """A port that nothing listens on just now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def wait_until(condition: Any, timeout_s: float, every_s: float = 0.3) -> Any:

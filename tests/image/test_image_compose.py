@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from scripts import reference
 from tests.image import harness
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(480)]
@@ -52,7 +53,7 @@ class Stack:
 @pytest.fixture(scope="module")
 def stack(engine: harness.Engine, image: str, files: Path, programs: Path) -> Iterator[Stack]:
     """The reference platform, healthy."""
-    port = harness.free_port()
+    port = reference.free_port()
     project = harness.Project(
         files,
         programs / "docker-compose",

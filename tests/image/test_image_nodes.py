@@ -66,11 +66,11 @@ class Hosts:
 @pytest.fixture
 def hosts(engine: harness.Engine, image: str, files: Path, programs: Path) -> Iterator[Hosts]:
     """Both hosts, serving."""
-    port = harness.free_port()
+    port = reference.free_port()
     shared = {
         "NNODES": "2",
         "TP_SIZE": "2",
-        "DIST_INIT_ADDR": f"127.0.0.1:{harness.free_port()}",
+        "DIST_INIT_ADDR": f"127.0.0.1:{reference.free_port()}",
         "CHUNKED_PREFILL_SIZE": "256",
         "CONTEXT_LENGTH": "30000",
         "TEST_IMAGE": image,

@@ -76,7 +76,7 @@ def fake_engine(tmp_path: Path) -> Path:
         (package / "__init__.py").write_text("")
     (managers.parent / "runtime_context.py").write_text(FAKE_CONTEXT)
     (managers / "schedule_batch.py").write_text(fake_source(SCHEDULE_BATCH))
-    (managers / "scheduler.py").write_text(f"import {SCHEDULE_BATCH}\n" + fake_source(SCHEDULER))
+    (managers / "scheduler.py").write_text(f"from {SCHEDULE_BATCH} import ScheduleBatch\n{fake_source(SCHEDULER)}")
     torch = tmp_path / "fake" / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text("")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import sys
 from fractions import Fraction
 from types import ModuleType
 from typing import Any
@@ -36,13 +35,14 @@ def apply(module: ModuleType) -> None:
         Patch(contracts.INIT_SIZER, _init_sizer),
         Patch(contracts.PREFILL_PASS, turns.take_turns),
         Patch(contracts.NEXT_BATCH),
+        # Of another module, whose class the scheduler imports.
+        Patch(contracts.NEXT_DECODE),
         Patch(contracts.INTERNAL_STATE, _add_to_state),
         Patch(contracts.SET_INTERNAL_STATE, _change_budget),
         Patch(contracts.DISPATCHER, _adopt_updates),
         Patch(contracts.ON_IDLE, _work_when_idle),
     ]
     apply_all(module, patches, change=mode == "on", hint=contracts.HINT)
-    apply_all(sys.modules[contracts.SCHEDULE_BATCH], [Patch(contracts.NEXT_DECODE)], change=False, hint=contracts.HINT)
     journal.record("scheduler", journal.APPLIED if mode == "on" else journal.WOULD_APPLY)
     journal.note_untested(contracts.TESTED_VERSIONS)
     journal.write_in_main_process()

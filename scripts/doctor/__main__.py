@@ -84,12 +84,13 @@ def _wrong(path: str, guard_gib: float, bytes_each: float | None) -> Iterator[Ch
     """A failed check for each option that nothing can be worked out with."""
     if path and path not in paths.PATHS:
         yield fail("options", f"--path {path}: no such path; accepted: {', '.join(paths.PATHS)}", "")
-    for option, value, most in (
-        ("--guard-gib", guard_gib, values.MOST_GIB),
-        ("--bytes", bytes_each, measured_before.MOST_BYTES_PER_PAIR),
+    least, most = measured_before.LEAST_BYTES_PER_PAIR, measured_before.MOST_BYTES_PER_PAIR
+    for option, value, low, high in (
+        ("--guard-gib", guard_gib, 0, values.MOST_GIB),
+        ("--bytes", least if bytes_each is None else bytes_each, least, most),
     ):
         try:
-            values.number(0 if value is None else value, 0, most)
+            values.number(value, low, high)
         except ValueError as error:
             yield fail("options", f"{option} {error}", "")
 

@@ -211,6 +211,7 @@ def test_the_cost_of_a_chunk_is_the_models(v4: str, tmp_path: Path) -> None:
         (("--guard-gib", "-1"), "--guard-gib -1.0: not a number"),
         (("--bytes", "inf"), "--bytes inf: not a number"),
         (("--bytes", "nan"), "--bytes nan: not a number"),
+        (("--bytes", "0"), "--bytes 0.0: not a number from 0.001 to 1,000,000"),
     ],
 )
 def test_options_nothing_can_be_worked_out_with(words: tuple[str, str], said: str) -> None:

@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dynchunk import values
+from dynchunk import belongs_to, values
 from dynchunk.policy import paths
 from dynchunk.policy.coefficient import LINE
 from dynchunk.shortened import shortened
@@ -46,10 +46,9 @@ def of_this_engine(file: Path, here: Mapping[str, str]) -> Measured:
     there = measured.get("belongs_to")
     if not isinstance(there, Mapping):
         raise ReportError("it does not say which engine it was measured on; run memguard again")
-    for name, mine in here.items():
-        if there.get(name) != mine:
-            other = shortened(repr(there.get(name)))
-            raise ReportError(f"it is of another engine: {name} is {mine!r} here and {other} there")
+    differs = belongs_to.of_another(here, there)
+    if differs:
+        raise ReportError(f"it is {differs}")
     return _line(measured)
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from errno import EINVAL
 from pathlib import Path
 
-from dynchunk import journal
+from dynchunk import belongs_to, journal
 from dynchunk.policy.latency import TICKS_PER_MS, Model
 from dynchunk.values import number, parsed
 
@@ -28,14 +28,9 @@ class ModelFile:
         """The model, if the file has one for this engine. The journal says why not."""
         try:
             kept = parsed(self._text())
-            other = kept["belongs_to"]
-            differs = [
-                f"{name} is {mine!r} here and {other.get(name)!r} there"
-                for name, mine in self.belongs_to.items()
-                if other.get(name) != mine
-            ]
+            differs = belongs_to.of_another(self.belongs_to, kept["belongs_to"])
             if differs:
-                journal.record("model_file", journal.NOT_IN_USE, f"{self.path} is of another engine: {differs[0]}")
+                journal.record("model_file", journal.NOT_IN_USE, f"{self.path} is {differs}")
                 return None
             model = Model(**{name: _ticks(kept["ticks"][name]) for name in ("a", "b", "c", "gamma")})
         except FileNotFoundError:

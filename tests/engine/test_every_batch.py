@@ -95,13 +95,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
-def wait_until(condition, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
 def test_a_short_request_does_not_wait_for_a_long_prompt(guarded: Server, stock: dict[str, dict]) -> None:
     """A request of 400 tokens that arrives while a long prompt is prefilled gets its pass after a few chunks."""
     guarded.flush()
@@ -109,7 +102,7 @@ def test_a_short_request_does_not_wait_for_a_long_prompt(guarded: Server, stock:
     long = threading.Thread(target=lambda: done.update(long=traffic.answer(guarded, LONG)))
     before = len(guarded.batches())
     long.start()
-    wait_until(lambda: len(guarded.batches()) > before + 5)
+    traffic.wait_until(lambda: len(guarded.batches()) > before + 5)
     done["c2"] = traffic.answer(guarded, CROWD[1])
     assert "long" not in done, "the long prompt was through first"
     long.join()
@@ -130,7 +123,7 @@ def test_a_second_long_prompt_does_not_stand_in_the_way(guarded: Server) -> None
     ]
     before = len(guarded.batches())
     threads[0].start()
-    wait_until(lambda: len(guarded.batches()) > before + 2)
+    traffic.wait_until(lambda: len(guarded.batches()) > before + 2)
     threads[1].start()
     time.sleep(0.3)
     guarded.generate(traffic.prompt(300, 73), rid="way-short")
@@ -147,7 +140,7 @@ def test_abort_of_a_long_prompt_gives_everything_back(guarded: Server, stock: di
     aborted: list[dict] = []
     long = threading.Thread(target=lambda: aborted.append(traffic.answer(guarded, LONG)))
     long.start()
-    wait_until(lambda: len(guarded.batches()) > before + 5)
+    traffic.wait_until(lambda: len(guarded.batches()) > before + 5)
     short = threading.Thread(target=traffic.answer, args=(guarded, CROWD[1]))
     short.start()
     time.sleep(0.2)
@@ -173,7 +166,7 @@ def assert_nothing_is_left(server: Server) -> None:
         return [float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(gauges)]
 
     assert len(values()) >= len(gauges)
-    wait_until(lambda: not any(values()), timeout_s=90)
+    traffic.wait_until(lambda: not any(values()), timeout_s=90)
 
 
 def test_the_budget_changes_while_serving(guarded: Server) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from scripts.reference import serving
 from tests.engine import traffic
-from tests.engine.test_every_batch import wait_until
 from tests.engine.traffic import Ask
 
 pytestmark = pytest.mark.engine
@@ -31,7 +30,7 @@ def test_decoding_does_not_take_the_cache_of_an_open_prompt(tmp_path: Path) -> N
         made: dict[str, dict] = {}
         prompt = threading.Thread(target=lambda: made.update(long=traffic.answer(server, long)))
         prompt.start()
-        wait_until(lambda: len(server.batches()) > 3)
+        traffic.wait_until(lambda: len(server.batches()) > 3)
         made |= traffic.answer_all(server, streams)
         prompt.join()
         assert made.keys() == {long.rid, *(ask.rid for ask in streams)}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,3 +104,11 @@ def assert_log_agrees(log: Path, batches: Sequence[dict[str, Any]]) -> None:
     ]
     # What the engine ran before the hook was in place is in the log only.
     assert logged[-len(traced) :] == traced
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
+    """Raises AssertionError where `condition()` does not come true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)

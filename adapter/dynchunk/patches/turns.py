@@ -85,7 +85,7 @@ def _leaves_room(scheduler: Any, running_batch: Any) -> bool:
     """
     open_req, page = scheduler.chunked_req, scheduler.page_size
     rest = facts.total_tokens(open_req) - facts.prefix_tokens(open_req)
-    wanted = (-(-rest // page) + 1) * page
+    wanted = _whole_pages(rest, page) + page
     return bool(facts.cache_left_tokens(scheduler) - running_batch.new_tokens_required_next_decode() >= wanted)
 
 
@@ -144,13 +144,17 @@ def _candidates(scheduler: Any, queue: list[Any], running_batch: Any, limits: Bu
             # What is on the host may not come, and then it would have to be cut.
             prefix = facts.prefix_tokens(req)
             tokens -= prefix
-        whole = -(-tokens // scheduler.page_size) * scheduler.page_size
+        whole = _whole_pages(tokens, scheduler.page_size)
         timely = in_force.latency.room_in_company(load.ticks, prefix)
         if timely is not None and timely < tokens:
             continue
         if whole <= chunk and admission.rows_that_fit(limits, load, prefix, tokens) == tokens:
             found.append(req)
     return found
+
+
+def _whole_pages(tokens: int, page: int) -> int:
+    return -(-tokens // page) * page
 
 
 def _adapters(scheduler: Any, running_batch: Any) -> set[Any] | None:

@@ -12,8 +12,6 @@ from dynchunk.policy import auto_budget
 from dynchunk.policy.auto_budget import Path
 
 MILLI = 1000
-
-
 # V4 keeps every fourth key at the most; V4.1 has layers that keep them all.
 V4_TOKENS_PER_KEY = 4
 

@@ -187,8 +187,9 @@ def _unheard(samples: Sequence[Sample], limits: Limits) -> str | None:
     if limits.escalate_s == 0:
         return "; there is no request to abort"
     now = samples[-1]
-    window = _since(samples, now.t_s - limits.escalate_s * (1 + _SLACK))
-    if now.t_s - window[0].t_s < limits.escalate_s * (1 - _SLACK):
+    since_s = now.t_s - limits.escalate_s * (1 - _SLACK)
+    window = _reaching_back(samples, since_s)
+    if window[0].t_s > since_s:
         return None
     if any(sample.available_bytes >= limits.guard_bytes for sample in window):
         return None
@@ -206,16 +207,29 @@ def _since(samples: Sequence[Sample], t_s: float) -> Sequence[Sample]:
     return samples[first:]
 
 
+def _reaching_back(samples: Sequence[Sample], t_s: float) -> Sequence[Sample]:
+    """The newest samples, back to the last one at or before t_s; all where there is none.
+
+    On a host that is about to freeze readings come late: none need be within a span of t_s.
+    """
+    window = _since(samples, t_s)
+    return window if window[0].t_s == t_s else samples[-len(window) - 1 :]
+
+
 def _steady_fall(samples: Sequence[Sample], fall_s: float) -> tuple[int, float]:
     """(bytes fallen in the last fall_s, bytes per second in its slowest quarter); zeros where too little is known."""
-    window = _since(samples, samples[-1].t_s - fall_s * (1 + _SLACK))
+    now_s = samples[-1].t_s
+    window = _since(samples, now_s - fall_s * (1 + _SLACK))
+    if now_s - window[0].t_s < fall_s * (1 - _SLACK):
+        window = _reaching_back(samples, now_s - fall_s)
     # What an engine took while it started is not falling any more once it serves.
     serving = window[-1].phase not in _STARTING
     window = [sample for sample in window if (sample.phase not in _STARTING) == serving]
-    span_s = window[-1].t_s - window[0].t_s
+    from_s = max(window[0].t_s, now_s - fall_s * (1 + _SLACK))
+    span_s = now_s - from_s
     if span_s < fall_s * (1 - _SLACK):
         return 0, 0.0
-    marks = [_available_at(window, window[0].t_s + span_s * part / _PARTS) for part in range(_PARTS + 1)]
+    marks = [_available_at(window, from_s + span_s * part / _PARTS) for part in range(_PARTS + 1)]
     slowest = min(earlier - later for earlier, later in itertools.pairwise(marks))
     return round(marks[0] - marks[-1]), slowest / (span_s / _PARTS)
 

@@ -296,7 +296,8 @@ class Ramp:
             if p.passed and p.before_bytes is not None and p.low_water_bytes is not None
         ]
         mark = self._watch.mark()
-        self._watch.wait(_SETTLE_S, lambda: self._watch.mark() > mark, "reading memory")  # not the last prompt's dip
+        # Not the last prompt's dip, which the reading that is being taken may still be of.
+        self._watch.wait(_SETTLE_S, lambda: self._watch.mark() > mark + 1, "reading memory")
         probe.before_bytes = self._watch.available_bytes()
         product = largest_product(probe.size_tokens, run.engine)
         probe.projected_low_bytes = projected_low_bytes(taken, product, probe.before_bytes)

@@ -19,6 +19,8 @@ from scripts.verify.records import Recorder
 from scripts.verify.results import Run
 from scripts.verify.sampler import Sampler, let_go
 
+_FIRST_READING_S = 60.0  # without one there is no baseline
+
 
 class Watch:
     """Everything that watches one run. All of it but the sampler and the abort happens in the caller's thread."""
@@ -55,6 +57,7 @@ class Watch:
         self.guard.start()
         self.devices.start()
         self._sampler.start()
+        self.wait(_FIRST_READING_S, lambda: bool(self._sampler.samples), "reading memory")
 
     def arm(self, guard_bytes: int, start_guard_bytes: int) -> None:
         """From now on the guard trips."""

@@ -189,6 +189,27 @@ def test_below_the_guard_for_five_seconds_escalates() -> None:
     assert {decide(samples[: n + 1], limits).action for n in range(1, 45)} == {Action.ABORT}
 
 
+@pytest.mark.parametrize("every_s", [0.7, 1.9, 6.0])
+def test_readings_that_come_late_escalate_too(every_s: float) -> None:
+    """On a host that freezes they come seconds apart, and none just 5 s ago: the one before that counts."""
+    samples = readings([8, *[1.5] * 12], every_s, running=1)
+    limits = Limits.at(2 * GIB)
+    first = next(s for n, s in enumerate(samples) if decide(samples[: n + 1], limits).action is Action.ESCALATE)
+    assert 4.7 < first.t_s - samples[1].t_s < 5.3 + every_s
+    back = [*samples[:8], samples[8]._replace(available_bytes=3 * GIB), *samples[9:]]
+    assert decide(back[:10], limits).action is Action.ABORT
+
+
+@pytest.mark.parametrize("every_s", [0.45, 0.7, 1.8])
+def test_a_collapse_aborts_where_readings_come_late(every_s: float) -> None:
+    """The fall is looked at over 2 s, whether or not a reading is just 2 s old."""
+    samples = readings([22 - 4.5 * index * every_s for index in range(9)], every_s)
+    limits = Limits.at(2 * GIB)
+    aborted = next(s for n, s in enumerate(samples) if decide(samples[: n + 1], limits).action is Action.ABORT)
+    assert aborted.available_bytes > 2 * GIB
+    assert "fell by 9." in decide(samples[: samples.index(aborted) + 1], limits).reason
+
+
 def test_memory_that_came_back_does_not_escalate() -> None:
     """A dip of every chunk below the guard is no 5 s below it."""
     samples = readings([3.0 if index % 20 == 0 else 1.5 for index in range(200)], 0.1, running=1)

@@ -11,21 +11,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from scripts.verify import figures, machine, records
+from scripts.verify import figures, machine, records, session
 from scripts.verify.decide import GIB
 from scripts.verify.options import Options, Surroundings
 from scripts.verify.results import Run
 from scripts.verify.session import run_memguard
+from tests.verify.counted_host import CountedHost
+from tests.verify.engine_programs import PATIENT
 from tests.verify.fake_engine import FakeEngine
 
 QUICK = {
-    "sample_interval_s": 0.01,
+    "sample_interval_s": 0.005,
     "baseline_s": 0.08,
     "tick_s": 0.02,
-    "abort_wait_s": 1.0,
-    "recovery_s": 0.4,
-    "escalate_s": 0.3,
-    "patience_s": 0.5,
+    **PATIENT,
     "hold_ground": lambda: False,
 }
 
@@ -72,6 +71,7 @@ def memguard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., R
     """Run memguard against a fake engine; plots are not drawn unless asked for, they take a second each time."""
     draw = figures.draw
     monkeypatch.setattr(machine, "commit", lambda: "0123456789ab")
+    monkeypatch.setattr(session, "Host", CountedHost)
 
     def run(
         engine: FakeEngine, *sizes: int, plots: bool | None = False, around: dict[str, Any] | None = None, **how: Any

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,23 @@ from tests.conftest import ROOT, clean_environ
 from tests.verify.fake_engine import GIB, write_meminfo
 
 PROGRAM = """
-import functools, sys
+import functools, json, sys
 from pathlib import Path
-from scripts.verify import attach, launch, memguard, options
-folder = Path(sys.argv.pop(1))
+from scripts.verify import attach, launch, memguard, options, session
+from tests.verify.counted_host import CountedHost
+folder, pace = Path(sys.argv.pop(1)), json.loads(sys.argv.pop(1))
 launch.LOOK_S, attach.FIND_EVERY_S = 0.05, 0.1
+attach.Host = session.Host = CountedHost
 memguard.Surroundings = functools.partial(
     options.Surroundings, logs=folder / "logs", proc=folder, kmsg=Path("none"), sample_interval_s=0.01,
-    baseline_s=0.08, tick_s=0.02, look_s=0.05, recovery_s=0.8, abort_wait_s=2.0, escalate_s=0.4, patience_s=0.5,
-    hold_ground=lambda: False,
+    baseline_s=0.08, tick_s=0.02, look_s=0.05, hold_ground=lambda: False, **pace,
 )
 memguard.main()
 """
+# What a test waits for comes when it comes: on a busy machine a patience that runs out would be another test. Where it
+# shall run out, the test hands in its own.
+PATIENT = {"recovery_s": 60, "abort_wait_s": 60, "escalate_s": 60, "patience_s": 60}
+AT_MOST_S = 120.0
 
 
 class World:
@@ -64,11 +69,12 @@ class World:
         process.stdout.readline()
         return process
 
-    def memguard(self, *arguments: str, **fake: Any) -> subprocess.Popen[str]:
-        """Start memguard, its output in a file: see `shown`."""
+    def memguard(self, *arguments: str, pace: Mapping[str, float] | None = None, **fake: Any) -> subprocess.Popen[str]:
+        """Start memguard, its output in a file: see `shown`. pace: what it shall have less patience for."""
+        words = [str(self.folder), json.dumps({**PATIENT, **(pace or {})}), *arguments]
         with (self.folder / "shown").open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(self.folder), *arguments],
+                [sys.executable, "-c", PROGRAM, *words],
                 cwd=ROOT,
                 env=self.environ(**fake),
                 stdout=output,
@@ -98,7 +104,7 @@ class World:
             process.communicate()
 
 
-def until(condition: Callable[[], object], at_most_s: float = 15.0) -> bool:
+def until(condition: Callable[[], object], at_most_s: float = AT_MOST_S) -> bool:
     """Wait for something -> whether it came."""
     deadline_s = time.monotonic() + at_most_s
     while not condition():

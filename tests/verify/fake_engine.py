@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.verify.counted_host import until_read
+
 GIB = 2**30
 
 
@@ -26,7 +28,7 @@ class FakeEngine:
     available_gib: float = 8.0
     static_tokens: int = 1_000
     budget: int | None = None
-    chunk_s: float = 0.02
+    chunk_s: float = 0.01
     bytes_per_pair: int = 400
     leaks: bool = False
     context: int | None = 131_072
@@ -35,6 +37,7 @@ class FakeEngine:
     writes_trace: bool = True
     writes_log: bool = False
     dies_at_tokens: int | None = None
+    stays_at_tokens: int | None = None  # computes no further, until it is aborted
     hears_aborts: bool = True
     port: int = 0
     info: dict[str, Any] = field(default_factory=dict)
@@ -45,6 +48,8 @@ class FakeEngine:
         self.prompts: list[list[int]] = []
         self.aborted: set[str] = set()
         self.open_tokens: dict[str, int] = {}
+        self.over = threading.Event()
+        self._memory = threading.RLock()
         self.meminfo = self.folder / "meminfo"
         self.trace = self.folder / "trace.jsonl"
         self.log = self.folder / "server.log"
@@ -59,11 +64,23 @@ class FakeEngine:
         threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
 
     def stop(self) -> None:
+        self.over.set()
         self._http.shutdown()
         self._http.server_close()
 
     def set_available(self, n_bytes: float) -> None:
         write_meminfo(self.meminfo, n_bytes)
+
+    def leave(self, n_bytes: float) -> None:
+        """Give the memory back, for good: what still runs takes none any more."""
+        with self._memory:
+            self.over.set()
+            write_meminfo(self.meminfo, n_bytes)
+
+    def _take(self, n_bytes: float) -> None:
+        with self._memory:
+            if not self.over.is_set():
+                self.set_available(self.available_gib * GIB - n_bytes)
 
     def chunk_tokens(self, prefix: int) -> int:
         if self.budget is None or prefix == 0:
@@ -125,6 +142,8 @@ class FakeEngine:
         prefix = 0
         while prefix < len(ids):
             self.open_tokens[rid] = len(ids) - prefix
+            while self._stays(rid, prefix):
+                time.sleep(0.005)
             if rid in self.aborted and self.hears_aborts:
                 return {"text": "", "meta_info": {"id": rid, "finish_reason": {"type": "abort", "message": "Aborted"}}}
             if self.dies_at_tokens is not None and prefix >= self.dies_at_tokens:
@@ -132,16 +151,21 @@ class FakeEngine:
             tokens = min(self.chunk_tokens(prefix), len(ids) - prefix)
             launched_s = time.time()
             taken = self.bytes_per_pair * tokens * (prefix + tokens)
-            self.set_available(self.available_gib * GIB - taken)
+            self._take(taken)
             time.sleep(self.chunk_s * tokens / self.static_tokens)
+            until_read(self.folder, self.over.is_set)
             if not self.leaks:
-                self.set_available(self.available_gib * GIB)
+                self._take(0)
             self._write_lines(rid, launched_s, prefix, tokens)
             prefix += tokens
         return {
             "text": "x",
             "meta_info": {"finish_reason": {"type": "length"}, "prompt_tokens": len(ids), "cached_tokens": 0},
         }
+
+    def _stays(self, rid: str, prefix: int) -> bool:
+        heard = self.over.is_set() or (self.hears_aborts and rid in self.aborted)
+        return self.stays_at_tokens is not None and prefix >= self.stays_at_tokens and not heard
 
     def _write_lines(self, rid: str, launched_s: float, prefix: int, tokens: int) -> None:
         took_s = time.time() - launched_s

@@ -1,8 +1,9 @@
 """A fake engine as a process of its own, to be signalled and launched: it serves, and computes nothing.
 
 FAKE_ENGINE is JSON: fields of FakeEngine, and `deaf`: whether SIGTERM is ignored; `start`: [seconds, GiB available] of
-each step before it serves, from the second on with a child that calls itself as the real engine's scheduler does;
-`exit_code`: ends with it instead of serving. PORT as for `serve`. SIGTERM gives its memory back.
+each step before it serves, from the second on with a child that calls itself as the real engine's scheduler does (a
+word for the seconds: until there is a file of that name); a step also lasts until the memguard that has launched it has
+a reading of it; `exit_code`: ends with it instead of serving. PORT as for `serve`. SIGTERM gives its memory back.
 """
 
 from __future__ import annotations
@@ -26,17 +27,26 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     ended = threading.Event()
 
+    engine: FakeEngine | None = None
+
     def end(*_: object) -> None:
-        write_meminfo(folder / "meminfo", 8 * GIB)
+        if engine is None:
+            write_meminfo(folder / "meminfo", 8 * GIB)
+        else:
+            engine.leave(8 * GIB)
         ended.set()
 
     signal.signal(signal.SIGTERM, signal.SIG_IGN if deaf else end)
-    for number, (seconds, available_gib) in enumerate(steps):
+    for number, (lasts, available_gib) in enumerate(steps):
         if number == 1:
             command = ["sglang::scheduler_fake", "-c", "import sys; sys.stdin.read()"]
             subprocess.Popen(command, executable=sys.executable, stdin=subprocess.PIPE)
         write_meminfo(folder / "meminfo", available_gib * GIB)
-        if ended.wait(seconds):
+        until = folder / lasts if isinstance(lasts, str) else None
+        ended.wait(0 if until else lasts)
+        while not ended.is_set() and not (_seen(folder, number, available_gib) and (until is None or until.exists())):
+            ended.wait(0.01)
+        if ended.is_set():
             sys.exit(0)
     if exit_code is not None:
         sys.exit(exit_code)
@@ -44,6 +54,15 @@ def main() -> None:
     print(f"fake engine {os.getpid()} at {engine.url}", flush=True)
     ended.wait()
     sys.exit(0)
+
+
+def _seen(folder: Path, step: int, available_gib: float) -> bool:
+    """Whether memguard has written down a reading of this step; True where it writes none, beside a running engine."""
+    files = list(folder.glob("logs/profile-*/samples*.jsonl"))
+    phase = "load" if step else "start"
+    wanted = (f'"mem_available_bytes":{int(available_gib * GIB) // 1024 * 1024},', f'"phase":"{phase}"')
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    return not files or any(all(part in line for part in wanted) for line in lines)
 
 
 if __name__ == "__main__":

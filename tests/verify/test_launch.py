@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +12,11 @@ import pytest
 
 from scripts.verify import launch
 from scripts.verify.errors import MemguardError
-from tests.verify.engine_programs import World, alive, until
+from tests.verify.engine_programs import AT_MOST_S, World, alive, until
 
 pytestmark = pytest.mark.slow
 
-HEALTHY = [[0.3, 7.5], [0.3, 5.0], [0.2, 6.0]]
+HEALTHY = [[0, 7.5], [0, 5.0], [0, 6.0]]
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def test_a_healthy_start_and_a_ramp(world: World) -> None:
     process = world.memguard(
         *("--sizes", "1k,4k", "--guard-gib", "2", "--launch", "--", *world.command), start=HEALTHY, budget=4_000_000
     )
-    assert process.wait(timeout=30) == 0, world.shown
+    assert process.wait(timeout=AT_MOST_S) == 0, world.shown
     assert phases(world) == ["idle", "start", "load", "idle", "ramp"] or phases(world) == [
         *("idle", "start", "load", "ramp"),
     ]
@@ -61,9 +60,9 @@ def test_a_healthy_start_and_a_ramp(world: World) -> None:
 def test_a_start_that_takes_all_memory_is_ended(world: World) -> None:
     """There is no request to abort: the engine gets SIGTERM at once, memory recovers, exit code 2 and a report."""
     process = world.memguard(
-        *("--guard-gib", "2", "--launch", "--", *world.command), start=[[0.3, 7.0], [0.3, 4.0], [30, 1.0]]
+        *("--guard-gib", "2", "--launch", "--", *world.command), start=[[0, 7.0], [0, 4.0], [600, 1.0]]
     )
-    assert process.wait(timeout=30) == 2, world.shown
+    assert process.wait(timeout=AT_MOST_S) == 2, world.shown
     report = (world.report / "REPORT.md").read_text()
     assert "It tripped while the engine started: MemAvailable 1.00 GiB is below the guard of 2.00 GiB" in report
     assert "there is no request to abort" in report
@@ -76,17 +75,19 @@ def test_the_start_has_a_guard_of_its_own(world: World) -> None:
     """What would be an abort while it serves may be healthy while it starts."""
     process = world.memguard(
         *("--sizes", "1k", "--guard-gib", "4", "--start-guard-gib", "1", "--launch", "--", *world.command),
-        start=[[0.2, 7.0], [0.3, 2.0], [0.2, 7.0]],
+        start=[[0, 7.0], [0, 2.0], [0, 7.0]],
     )
-    assert process.wait(timeout=30) == 0, world.shown
+    assert process.wait(timeout=AT_MOST_S) == 0, world.shown
 
 
 def test_signals_can_be_off(world: World) -> None:
     """Then the guard says what it would have done; the engine that memguard has started ends with it all the same."""
     process = world.memguard(
-        *("--no-signals", "--guard-gib", "2", "--launch", "--", *world.command), start=[[0.2, 7.0], [30, 1.0]]
+        *("--no-signals", "--guard-gib", "2", "--launch", "--", *world.command),
+        start=[[0, 7.0], [600, 1.0]],
+        pace={"recovery_s": 0.4},
     )
-    assert process.wait(timeout=30) == 2, world.shown
+    assert process.wait(timeout=AT_MOST_S) == 2, world.shown
     report = (world.report / "REPORT.md").read_text()
     assert "nothing is signalled: signals are off (--no-signals)" in report
     assert "was sent" not in report
@@ -94,8 +95,8 @@ def test_signals_can_be_off(world: World) -> None:
 
 def test_an_engine_that_ends_while_it_starts(world: World) -> None:
     """Its exit code and where its log is; exit code 1."""
-    process = world.memguard("--launch", "--", *world.command, start=[[0.1, 7.0]], exit_code=7)
-    assert process.wait(timeout=30) == 1
+    process = world.memguard("--launch", "--", *world.command, start=[[0, 7.0]], exit_code=7)
+    assert process.wait(timeout=AT_MOST_S) == 1
     assert "the engine ended with exit code 7 before it served; its log: " in world.shown
     assert (world.report / "server.log").exists()
 
@@ -103,27 +104,26 @@ def test_an_engine_that_ends_while_it_starts(world: World) -> None:
 def test_ctrl_c_ends_the_engine_too(world: World) -> None:
     """In the middle of a prompt: the request is aborted, the report written, no process left."""
     arguments = ("--sizes", "1k,100k", "--guard-gib", "2", "--launch", "--", *world.command)
-    process = world.memguard(*arguments, chunk_s=0.05, bytes_per_pair=1)
-    assert world.says("1,000 tokens")
+    process = world.memguard(*arguments, bytes_per_pair=1, stays_at_tokens=5_000)
+    trace = world.folder / "trace.jsonl"
+    assert until(lambda: trace.exists() and "memguard-100000-" in trace.read_text()), world.shown
     pid = engine_pid(world)
-    time.sleep(0.3)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 130, world.shown
+    assert process.wait(timeout=AT_MOST_S) == 130, world.shown
     assert not alive(pid)
     assert "interrupted" in (world.report / "REPORT.md").read_text()
 
 
 def test_ctrl_c_while_the_engine_starts(world: World) -> None:
     """Before there is a server: the engine is ended all the same."""
-    process = world.memguard("--launch", "--", *world.command, start=[[0.1, 7.0], [60, 6.0]], deaf=False)
+    process = world.memguard("--launch", "--", *world.command, start=[[0, 7.0], [600, 6.0]], deaf=False)
     assert world.says("the engine starts")
-    log = next(world.folder.glob("logs/*/server.log"))
-    assert until(log.exists)
+    assert until(lambda: list(world.folder.glob("logs/*/server.log")))
     children = f"/proc/{process.pid}/task/{process.pid}/children"
     assert until(lambda: Path(children).read_text().split())
     (child,) = map(int, Path(children).read_text().split())
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 130, world.shown
+    assert process.wait(timeout=AT_MOST_S) == 130, world.shown
     assert not alive(child)
 
 
@@ -140,22 +140,24 @@ def test_ctrl_c_while_the_engine_starts(world: World) -> None:
 def test_what_does_not_go_together(world: World, arguments: tuple[str, ...], said: str) -> None:
     """One sentence, exit code 1."""
     process = world.memguard(*arguments)
-    assert process.wait(timeout=30) == 1
+    assert process.wait(timeout=AT_MOST_S) == 1
     assert said in world.shown
     assert "Traceback" not in world.shown
 
 
 def test_the_engine_runs_at_its_own_priority(tmp_path: Path) -> None:
     """Its place in the queue for the CPUs is not handed on."""
-    with launch.launched(["sleep", "60"], tmp_path / "log", 11) as process:
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 11
+    niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 11)  # nobody but root may take less than ours
+    with launch.launched(["sleep", "600"], tmp_path / "log", niceness) as process:
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == niceness
         assert launch.phase(process) == "start"
     assert process.returncode == -signal.SIGTERM
 
 
-def test_waiting_for_the_engine_is_bounded(tmp_path: Path) -> None:
+def test_waiting_for_the_engine_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that never serves is given up."""
-    with launch.launched(["sleep", "60"], None, 0) as process, pytest.raises(MemguardError, match=r"within 0\.1 s"):
+    monkeypatch.setattr(launch, "LOOK_S", 0.01)
+    with launch.launched(["sleep", "600"], None, 0) as process, pytest.raises(MemguardError, match=r"within 0\.1 s"):
         launch.wait_until_serving(
             process,
             lambda _: False,
@@ -169,10 +171,11 @@ def test_waiting_for_the_engine_is_bounded(tmp_path: Path) -> None:
 
 def test_an_abort_that_is_not_heard_ends_the_engine(world: World) -> None:
     """In a ramp: the request goes on, memory stays low, so the engine that serves there gets SIGTERM and ends."""
-    engine = world.engine(hears_aborts=False, leaks=True, chunk_s=0.2)
-    process = world.memguard("--sizes", "60k", "--guard-gib", "2", "--url", f"http://127.0.0.1:{world.port}")
-    assert process.wait(timeout=30) == 2, world.shown
-    assert engine.wait(timeout=30) == 0
+    engine = world.engine(hears_aborts=False, leaks=True, stays_at_tokens=20_000)
+    arguments = ("--sizes", "60k", "--guard-gib", "2", "--url", f"http://127.0.0.1:{world.port}")
+    process = world.memguard(*arguments, pace={"escalate_s": 0.4})
+    assert process.wait(timeout=AT_MOST_S) == 2, world.shown
+    assert engine.wait(timeout=AT_MOST_S) == 0
     report = (world.report / "REPORT.md").read_text()
     assert "for 0.4 s, and no request ended" in report
     assert f"SIGTERM was sent to the engine (process {engine.pid})" in report

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,10 +16,12 @@ import pytest
 from scripts.verify import publish as publishing
 from scripts.verify.decide import GIB
 from scripts.verify.errors import MemguardError, RecordError, ServerGoneError, WrongKeyError
+from scripts.verify.guard import Guard
 from scripts.verify.report import NO_CHUNKS
 from scripts.verify.results import Outcome, Verdict
 from tests.conftest import ROOT, clean_environ
 from tests.verify.conftest import Ran
+from tests.verify.engine_programs import AT_MOST_S, until
 from tests.verify.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.slow
@@ -315,17 +317,17 @@ def test_a_server_that_dies(start_engine: Start, memguard: Memguard) -> None:
 
 def test_a_prompt_that_takes_too_long(start_engine: Start, memguard: Memguard) -> None:
     """After --timeout the request is aborted, larger sizes are not sent, exit code 1."""
-    engine = start_engine(chunk_s=0.1)
-    ran = memguard(engine, 1_000, 20_000, timeout_s=0.4)
+    engine = start_engine(stays_at_tokens=0)
+    ran = memguard(engine, 1_000, 20_000, timeout_s=0.2)
     assert ran.code == 1
-    assert ran.run.probes[1].verdict is Verdict.TIMED_OUT
-    assert ran.run.probes[1].rid in aborted_rids(engine)
+    assert [probe.verdict for probe in ran.run.probes] == [Verdict.TIMED_OUT, Verdict.NOT_RUN]
+    assert ran.run.probes[0].rid in aborted_rids(engine)
     assert "--timeout gives it longer" in ran.report
 
 
 def test_memory_that_does_not_come_back(start_engine: Start, memguard: Memguard) -> None:
     """After the abort the wait is bounded, and 'not recovered' is said with the numbers."""
-    ran = memguard(start_engine(leaks=True), 30_000)
+    ran = memguard(start_engine(leaks=True), 30_000, around={"recovery_s": 0.4})
     assert ran.code == 2
     assert ran.run.abort is not None
     assert not ran.run.abort.recovered
@@ -333,10 +335,11 @@ def test_memory_that_does_not_come_back(start_engine: Start, memguard: Memguard)
     assert "not recovered" in ran.shown
 
 
-def test_a_request_that_does_not_end(start_engine: Start, memguard: Memguard) -> None:
+def test_a_request_that_does_not_end(start_engine: Start, memguard: Memguard, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that ignores the abort is given up after a bounded wait; the report says that it did not end."""
-    engine = start_engine(hears_aborts=False, chunk_s=0.04)
-    ran = memguard(engine, 60_000, around={"abort_wait_s": 0.3})
+    monkeypatch.setitem(Guard.__init__.__kwdefaults__, "repeat_s", 0.01)
+    engine = start_engine(hears_aborts=False, stays_at_tokens=20_000)
+    ran = memguard(engine, 60_000, around={"abort_wait_s": 1.0})
     assert ran.code == 2
     assert "The request did not end" in ran.report
     assert len(aborted_rids(engine)) > 1
@@ -384,7 +387,7 @@ def test_a_size_that_was_aborted_is_not_tried_again(start_engine: Start, memguar
     assert [probe.verdict for probe in again.run.probes] == [Verdict.PASSED, Verdict.REFUSED, Verdict.REFUSED]
     assert "30,000 tokens were ended by the guard before with this very chunk" in again.report
     assert [len(prompt) for prompt in engine.prompts] == [2_000]
-    other = start_engine(static_tokens=100, chunk_s=0.002)
+    other = start_engine(static_tokens=400)
     assert memguard(other, 2_000, 30_000, append=first.folder).code == 0
     assert [len(prompt) for prompt in other.prompts] == [2_000, 30_000]
 
@@ -493,21 +496,21 @@ def test_a_fault_of_its_own_leaves_no_request_behind(
 PROGRAM = """
 import functools, sys
 from pathlib import Path
-from scripts.verify import memguard, options
+from scripts.verify import memguard, options, session
+from tests.verify.counted_host import CountedHost
+session.Host = CountedHost
 memguard.Surroundings = functools.partial(
     options.Surroundings, logs=Path(sys.argv.pop(1)), proc=Path(sys.argv.pop(1)), kmsg=Path("none"),
-    sample_interval_s=0.01, baseline_s=0.08, tick_s=0.02, recovery_s=0.4, hold_ground=lambda: False,
+    sample_interval_s=0.01, baseline_s=0.08, tick_s=0.02, recovery_s=60, hold_ground=lambda: False,
 )
 memguard.main()
 """
 
 
-def start_program(
-    engine: FakeEngine, logs: Path, *arguments: str, before: tuple[str, ...] = ()
-) -> subprocess.Popen[str]:
+def start_program(engine: FakeEngine, logs: Path, *arguments: str) -> subprocess.Popen[str]:
     """The program as a process of its own, with its exit code and its signals."""
     return subprocess.Popen(
-        [*before, sys.executable, "-c", PROGRAM, str(logs), str(engine.folder), "--url", engine.url, *arguments],
+        [sys.executable, "-c", PROGRAM, str(logs), str(engine.folder), "--url", engine.url, *arguments],
         cwd=ROOT,
         env=clean_environ(PYTHONPATH=f"{ROOT}/adapter:{ROOT}", COLUMNS="200"),
         stdout=subprocess.PIPE,
@@ -519,14 +522,11 @@ def start_program(
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_aborts_and_keeps_what_was_measured(start_engine: Start, tmp_path: Path, sent: signal.Signals) -> None:
     """Ctrl-C, and being told to end: the request in flight is aborted, the report is written, exit code 130."""
-    engine = start_engine(chunk_s=0.05)
+    engine = start_engine(stays_at_tokens=5_000)
     process = start_program(engine, tmp_path / "logs", "--sizes", "1k,60k")
-    deadline_s = time.monotonic() + 60
-    while len(engine.prompts) < 2 and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    time.sleep(0.1)
+    assert until(lambda: len(engine.prompts) == 2)
     process.send_signal(sent)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=AT_MOST_S)
     assert process.returncode == 130, output
     folder = next((tmp_path / "logs").iterdir())
     values = json.loads((folder / "run.json").read_text())
@@ -539,16 +539,13 @@ def test_a_full_disk(start_engine: Start, tmp_path: Path) -> None:
     """The readings stop fitting in the middle of a prompt: it is aborted, the error names file and cure, exit code 1,
     and what was measured until then is in the report.
     """
-    engine = start_engine(chunk_s=0.05, bytes_per_pair=1)
-    limit_bytes = 12_000  # for one file: the report fits, a few seconds of readings do not
-    process = start_program(
-        engine,
-        tmp_path / "logs",
-        "--sizes",
-        "1k,100k",
-        before=("bash", "-c", f'ulimit -f {limit_bytes // 1024}; exec "$@"', "bash"),
-    )
-    output, _ = process.communicate(timeout=60)
+    engine = start_engine(bytes_per_pair=1, stays_at_tokens=5_000)
+    process = start_program(engine, tmp_path / "logs", "--sizes", "1k,100k")
+    assert until(lambda: len(engine.prompts) == 2)
+    [readings] = (tmp_path / "logs").glob("*/samples.jsonl")
+    limit_bytes = max(16_000, readings.stat().st_size + 500)  # for one file: the report fits, more readings do not
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+    output, _ = process.communicate(timeout=AT_MOST_S)
     assert process.returncode == 1, output
     assert "samples.jsonl: File too large; make room there or name another folder with --out" in output
     folder = next((tmp_path / "logs").iterdir())
@@ -561,7 +558,7 @@ def test_a_full_disk(start_engine: Start, tmp_path: Path) -> None:
 def test_the_guards_exit_code_is_the_programs(start_engine: Start, tmp_path: Path) -> None:
     """The process ends with 2 when the guard tripped, whatever is found in the environment."""
     process = start_program(start_engine(), tmp_path / "logs", "--sizes", "30k", "--guard-gib", "2")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=AT_MOST_S)
     assert process.returncode == 2, output
     assert "below the guard of 2.00 GiB" in output
     assert "the server is asked to abort memguard-30000-" in output

@@ -37,7 +37,7 @@ class FakeEngine:
     writes_trace: bool = True
     writes_log: bool = False
     dies_at_tokens: int | None = None
-    stays_at_tokens: int | None = None  # computes no further, until it is aborted
+    stalls_at_tokens: int | None = None  # there a prompt waits to be aborted
     hears_aborts: bool = True
     port: int = 0
     info: dict[str, Any] = field(default_factory=dict)
@@ -142,12 +142,13 @@ class FakeEngine:
         prefix = 0
         while prefix < len(ids):
             self.open_tokens[rid] = len(ids) - prefix
-            while self._stays(rid, prefix):
-                time.sleep(0.005)
             if rid in self.aborted and self.hears_aborts:
                 return {"text": "", "meta_info": {"id": rid, "finish_reason": {"type": "abort", "message": "Aborted"}}}
             if self.dies_at_tokens is not None and prefix >= self.dies_at_tokens:
                 return None
+            if self.stalls_at_tokens is not None and prefix >= self.stalls_at_tokens and not self.over.is_set():
+                time.sleep(self.chunk_s)
+                continue
             tokens = min(self.chunk_tokens(prefix), len(ids) - prefix)
             launched_s = time.time()
             taken = self.bytes_per_pair * tokens * (prefix + tokens)
@@ -162,10 +163,6 @@ class FakeEngine:
             "text": "x",
             "meta_info": {"finish_reason": {"type": "length"}, "prompt_tokens": len(ids), "cached_tokens": 0},
         }
-
-    def _stays(self, rid: str, prefix: int) -> bool:
-        heard = self.over.is_set() or (self.hears_aborts and rid in self.aborted)
-        return self.stays_at_tokens is not None and prefix >= self.stays_at_tokens and not heard
 
     def _write_lines(self, rid: str, launched_s: float, prefix: int, tokens: int) -> None:
         took_s = time.time() - launched_s

@@ -86,7 +86,7 @@ def test_memory_that_does_not_come_back_is_said(world: World) -> None:
 
 def test_an_engine_that_does_not_hear_is_ended_and_the_next_one_watched(world: World) -> None:
     """SIGTERM where aborts do nothing; the engine that is started after it is found and held."""
-    deaf = world.engine(hears_aborts=False, leaks=True, stays_at_tokens=20_000)
+    deaf = world.engine(hears_aborts=False, leaks=True, stalls_at_tokens=20_000)
     watch = world.memguard("--attach", "--guard-gib", "2", pace={"escalate_s": 0.4})
     assert world.says(f"could reach the engine (process {deaf.pid})")
     broken: list[Exception] = []

@@ -104,7 +104,7 @@ def test_an_engine_that_ends_while_it_starts(world: World) -> None:
 def test_ctrl_c_ends_the_engine_too(world: World) -> None:
     """In the middle of a prompt: the request is aborted, the report written, no process left."""
     arguments = ("--sizes", "1k,100k", "--guard-gib", "2", "--launch", "--", *world.command)
-    process = world.memguard(*arguments, bytes_per_pair=1, stays_at_tokens=5_000)
+    process = world.memguard(*arguments, bytes_per_pair=1, stalls_at_tokens=5_000)
     trace = world.folder / "trace.jsonl"
     assert until(lambda: trace.exists() and "memguard-100000-" in trace.read_text()), world.shown
     pid = engine_pid(world)
@@ -171,7 +171,7 @@ def test_waiting_for_the_engine_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_abort_that_is_not_heard_ends_the_engine(world: World) -> None:
     """In a ramp: the request goes on, memory stays low, so the engine that serves there gets SIGTERM and ends."""
-    engine = world.engine(hears_aborts=False, leaks=True, stays_at_tokens=20_000)
+    engine = world.engine(hears_aborts=False, leaks=True, stalls_at_tokens=20_000)
     arguments = ("--sizes", "60k", "--guard-gib", "2", "--url", f"http://127.0.0.1:{world.port}")
     process = world.memguard(*arguments, pace={"escalate_s": 0.4})
     assert process.wait(timeout=AT_MOST_S) == 2, world.shown

@@ -317,7 +317,7 @@ def test_a_server_that_dies(start_engine: Start, memguard: Memguard) -> None:
 
 def test_a_prompt_that_takes_too_long(start_engine: Start, memguard: Memguard) -> None:
     """After --timeout the request is aborted, larger sizes are not sent, exit code 1."""
-    engine = start_engine(stays_at_tokens=0)
+    engine = start_engine(stalls_at_tokens=0)
     ran = memguard(engine, 1_000, 20_000, timeout_s=0.2)
     assert ran.code == 1
     assert [probe.verdict for probe in ran.run.probes] == [Verdict.TIMED_OUT, Verdict.NOT_RUN]
@@ -338,7 +338,7 @@ def test_memory_that_does_not_come_back(start_engine: Start, memguard: Memguard)
 def test_a_request_that_does_not_end(start_engine: Start, memguard: Memguard, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that ignores the abort is given up after a bounded wait; the report says that it did not end."""
     monkeypatch.setitem(Guard.__init__.__kwdefaults__, "repeat_s", 0.01)
-    engine = start_engine(hears_aborts=False, stays_at_tokens=20_000)
+    engine = start_engine(hears_aborts=False, stalls_at_tokens=20_000)
     ran = memguard(engine, 60_000, around={"abort_wait_s": 1.0})
     assert ran.code == 2
     assert "The request did not end" in ran.report
@@ -512,7 +512,7 @@ def start_program(engine: FakeEngine, logs: Path, *arguments: str) -> subprocess
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(logs), str(engine.folder), "--url", engine.url, *arguments],
         cwd=ROOT,
-        env=clean_environ(PYTHONPATH=f"{ROOT}/adapter:{ROOT}", COLUMNS="200"),
+        env=clean_environ(PYTHONPATH=f"{ROOT}/adapter:{ROOT}", PYTHONDONTWRITEBYTECODE="1", COLUMNS="200"),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -522,7 +522,7 @@ def start_program(engine: FakeEngine, logs: Path, *arguments: str) -> subprocess
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_aborts_and_keeps_what_was_measured(start_engine: Start, tmp_path: Path, sent: signal.Signals) -> None:
     """Ctrl-C, and being told to end: the request in flight is aborted, the report is written, exit code 130."""
-    engine = start_engine(stays_at_tokens=5_000)
+    engine = start_engine(stalls_at_tokens=5_000)
     process = start_program(engine, tmp_path / "logs", "--sizes", "1k,60k")
     assert until(lambda: len(engine.prompts) == 2)
     process.send_signal(sent)
@@ -539,11 +539,12 @@ def test_a_full_disk(start_engine: Start, tmp_path: Path) -> None:
     """The readings stop fitting in the middle of a prompt: it is aborted, the error names file and cure, exit code 1,
     and what was measured until then is in the report.
     """
-    engine = start_engine(bytes_per_pair=1, stays_at_tokens=5_000)
+    engine = start_engine(bytes_per_pair=1, stalls_at_tokens=5_000)
     process = start_program(engine, tmp_path / "logs", "--sizes", "1k,100k")
     assert until(lambda: len(engine.prompts) == 2)
     [readings] = (tmp_path / "logs").glob("*/samples.jsonl")
     limit_bytes = max(16_000, readings.stat().st_size + 500)  # for one file: the report fits, more readings do not
+    # (Python writes no compiled modules: they would end at the limit, for every program after this.)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
     output, _ = process.communicate(timeout=AT_MOST_S)
     assert process.returncode == 1, output

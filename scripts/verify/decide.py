@@ -22,12 +22,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 GIB = 2**30
+ORDINARY_GUARD_BYTES = 3 * GIB // 2  # of a host that serves, where nobody says otherwise
 WARN_MARGIN_BYTES = GIB // 2
 # While an engine starts, its KV cache takes tens of GiB in seconds as a matter of course. What is left after that
 # differs from machine to machine; above this much a fall does not count yet.
 START_FALL_BELOW_BYTES = 16 * GIB
 START, LOAD, RAMP, IDLE = PHASES = ("start", "load", "ramp", "idle")
 _STARTING = (START, LOAD)
+
+# What is judged, in words: the host's, or what it would be without the other programs on it (own_memory.py).
+HOST_FIGURE = "MemAvailable"
+OWN_FIGURE = "MemAvailable (engine alone)"
 
 ESCALATE_S = 5.0
 VOTES_S = 10.0
@@ -58,7 +63,8 @@ class Sample(NamedTuple):
 
     swap_in_pages, kernel_oom: pages swapped in, and out-of-memory kills and lines of the kernel, since some time before
     the first sample. psi_full_avg10: percent of the last 10 s in which every task waited for memory. running: requests
-    that the engine was working on. None: not known.
+    that the engine was working on. host_available_bytes: where another figure than the host's MemAvailable is judged
+    (own_memory.py), the host's as well; `available_bytes` is the one that is judged. None: not known.
     """
 
     t_s: float
@@ -69,6 +75,14 @@ class Sample(NamedTuple):
     kernel_oom: int = 0
     running: int | None = None
     phase: str = RAMP
+    host_available_bytes: int | None = None
+
+    @property
+    def figure(self) -> str:
+        """What `available_bytes` is."""
+        host = self.host_available_bytes
+        in_danger_itself = host is not None and host == self.available_bytes < ORDINARY_GUARD_BYTES
+        return HOST_FIGURE if host is None or in_danger_itself else OWN_FIGURE
 
 
 @dataclass(frozen=True)
@@ -124,13 +138,13 @@ def decide(samples: Sequence[Sample], limits: Limits | Mapping[str, Limits]) -> 
         return Decision(Action.CONTINUE, "nothing read yet")
     if not isinstance(limits, Limits):
         limits = limits[samples[-1].phase]
-    now = samples[-1].available_bytes
+    now = samples[-1]
     danger = _below_the_line(now, limits) or _falling(samples, limits) or _voted(samples, limits)
     if danger:
         unheard = _unheard(samples, limits)
         return Decision(Action.ABORT, danger) if unheard is None else Decision(Action.ESCALATE, danger + unheard)
-    if now < limits.warn_bytes:
-        return Decision(Action.WARN, f"MemAvailable {gib(now)} is close to the guard of {gib(limits.guard_bytes)}")
+    if now.available_bytes < limits.warn_bytes:
+        return Decision(Action.WARN, f"{_said(now)} is close to the guard of {gib(limits.guard_bytes)}")
     return Decision(Action.CONTINUE, "")
 
 
@@ -139,10 +153,14 @@ def gib(n_bytes: int) -> str:
     return f"{n_bytes / GIB:.2f} GiB"
 
 
-def _below_the_line(now_bytes: int, limits: Limits) -> str:
-    if now_bytes >= limits.guard_bytes:
+def _said(sample: Sample) -> str:
+    return f"{sample.figure} {gib(sample.available_bytes)}"
+
+
+def _below_the_line(now: Sample, limits: Limits) -> str:
+    if now.available_bytes >= limits.guard_bytes:
         return ""
-    return f"MemAvailable {gib(now_bytes)} is below the guard of {gib(limits.guard_bytes)}"
+    return f"{_said(now)} is below the guard of {gib(limits.guard_bytes)}"
 
 
 def _falling(samples: Sequence[Sample], limits: Limits) -> str:
@@ -156,7 +174,7 @@ def _falling(samples: Sequence[Sample], limits: Limits) -> str:
     if left_s >= limits.horizon_s:
         return ""
     return (
-        f"MemAvailable {gib(now)} fell by {gib(fall_bytes)} in {limits.fall_s:g} s: "
+        f"{_said(samples[-1])} fell by {gib(fall_bytes)} in {limits.fall_s:g} s: "
         f"{left_s:.1f} s to the guard of {gib(limits.guard_bytes)}"
     )
 
@@ -176,10 +194,7 @@ def _voted(samples: Sequence[Sample], limits: Limits) -> str:
         votes.append(f"{(now.swap_in_pages - before.swap_in_pages) / span_s:,.0f} pages a second come back from swap")
     if len(votes) < VOTES_NEEDED:
         return ""
-    return (
-        f"MemAvailable {gib(now.available_bytes)} is close to the guard of {gib(limits.guard_bytes)}, "
-        + " and ".join(votes)
-    )
+    return f"{_said(now)} is close to the guard of {gib(limits.guard_bytes)}, " + " and ".join(votes)
 
 
 def _unheard(samples: Sequence[Sample], limits: Limits) -> str | None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from scripts.verify import bands
-from scripts.verify.decide import GIB, Sample
+from scripts.verify.decide import GIB, HOST_FIGURE, Sample
 from scripts.verify.report import band_tokens
 from scripts.verify.results import Chunk, Run
 
@@ -24,6 +24,7 @@ _WIDTH_IN = 9.0
 _DPI = 110
 _ROOM_ABOVE = 0.10
 _MOST_POINTS = 900
+_LONG_LABEL = 30  # characters; four of them do not fit beside each other
 _LABEL_SHARE = 0.045  # of the width, which a size's name needs
 
 
@@ -59,11 +60,15 @@ def memory(measured: Measured) -> Any:
     for index, run, samples in with_samples:
         times, lowest, highest = _envelope(run, samples)
         width = _line_width(index, len(measured))
-        axes.plot(times, lowest, color=_color(index), linewidth=width, label=f"{run.label}: MemAvailable")
+        axes.plot(times, lowest, color=_color(index), linewidth=width, label=f"{run.label}: {run.figure}")
         if len(times) < len(samples):
             axes.fill_between(times, lowest, highest, color=_color(index), alpha=0.18, linewidth=0)
+        hosts = _host_line(axes, run, samples, _color(index))
         tripped_gib = [run.abort.available_bytes / GIB] if run.abort else []
-        low_gib, high_gib = min(low_gib, run.guard_bytes / GIB, *tripped_gib, *lowest), max(high_gib, *highest)
+        low_gib, high_gib = (
+            min(low_gib, run.guard_bytes / GIB, *tripped_gib, *lowest, *hosts),
+            max(high_gib, *highest, *hosts),
+        )
         if run.guard_bytes and (own_guards or index == with_samples[0][0]):
             _guard_line(axes, run, _color(index) if own_guards else None)
     for _, run, _ in with_samples:
@@ -199,9 +204,8 @@ def _title_and_legend(figure: Any, axes: Any, title: str) -> None:
     """The legend stands below the axes, where no data is."""
     handles, labels = axes.get_legend_handles_labels()
     figure.suptitle(title, fontsize=12)
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=min(len(labels), 4) or 1, frameon=False, fontsize=9
-    )
+    columns = min(len(labels), 3 if any(len(label) > _LONG_LABEL for label in labels) else 4)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns or 1, frameon=False, fontsize=9)
 
 
 def _grid(axes: Any) -> None:
@@ -242,6 +246,20 @@ def _envelope(run: Run, samples: Sequence[Sample]) -> tuple[list[float], list[fl
         [min(sample.available_bytes for sample in group) / GIB for group in groups],
         [max(sample.available_bytes for sample in group) / GIB for group in groups],
     )
+
+
+def _host_line(axes: Any, run: Run, samples: Sequence[Sample], color: str) -> list[float]:
+    """What the host had left, thin, where something else was judged; -> its GiB."""
+    read = [
+        (s.t_s - run.started_s, s.host_available_bytes / GIB) for s in samples if s.host_available_bytes is not None
+    ]
+    if not read:
+        return []
+    step = -(-len(read) // _MOST_POINTS)
+    lowest = [min(read[start : start + step], key=lambda point: point[1]) for start in range(0, len(read), step)]
+    times, hosts = zip(*lowest, strict=True)
+    axes.plot(times, hosts, color=color, linewidth=0.6, alpha=0.7, label=f"{run.label}: {HOST_FIGURE}")
+    return list(hosts)
 
 
 def _guard_line(axes: Any, run: Run, own_color: str | None) -> None:

@@ -22,7 +22,7 @@ from scripts.ending import end_once
 from scripts.verify import attach as attaching
 from scripts.verify import records
 from scripts.verify import replay as replaying
-from scripts.verify.decide import GIB
+from scripts.verify.decide import GIB, ORDINARY_GUARD_BYTES
 from scripts.verify.errors import EXIT_ERROR, EXIT_INTERRUPTED, MemguardError
 from scripts.verify.options import Options, Surroundings
 from scripts.verify.redact import redacted_command
@@ -30,7 +30,7 @@ from scripts.verify.session import run_memguard
 from scripts.verify.side_by_side import render
 
 DEFAULT_SIZES = "64k,96k,128k,160k,200k,256k,320k,400k,500k"
-DEFAULT_GUARD_GIB = 1.5
+DEFAULT_GUARD_GIB = ORDINARY_GUARD_BYTES / GIB
 LONGEST_S = 10**7  # four months; a thread cannot wait much longer
 PROGRAM = "dynchunk memguard"
 _USAGE_ERROR = 2  # how typer ends on a mistyped option
@@ -99,6 +99,15 @@ def memguard(  # noqa: PLR0917 - typer makes an option of each
             show_default=False,
         ),
     ] = None,
+    own_memory: Annotated[
+        bool,
+        typer.Option(
+            "--own-memory",
+            help="With --headroom-gib: judge what the engine's own processes take instead of what the whole host has "
+            "left, for a rehearsal on a machine that does other work. Below "
+            f"{DEFAULT_GUARD_GIB:g} GiB the host counts all the same.",
+        ),
+    ] = False,
     start_guard_gib: Annotated[
         float | None,
         typer.Option(
@@ -177,7 +186,10 @@ def memguard(  # noqa: PLR0917 - typer makes an option of each
         start_gib = start_guard_gib if start_guard_gib is not None else guard_gib
         start_guard_bytes = round((DEFAULT_GUARD_GIB if start_gib is None else start_gib) * GIB)
         guard_bytes = _guard_bytes(guard_gib, headroom_gib, typed=_is_typed(context, "guard_gib"))
-        _refuse_unfit(launch=launch, command=command, headroom=guard_bytes is None, ramp=not (replay or attach))
+        ramp = not (replay or attach)
+        _refuse_unfit(launch=launch, command=command, headroom=guard_bytes is None, ramp=ramp)
+        if own_memory:
+            _refuse_own_memory(headroom=guard_bytes is None, ramp=ramp and compare is None)
         console = Console()
         if compare is not None:
             print(render(*map(records.load_named, compare)), end="")
@@ -203,6 +215,7 @@ def memguard(  # noqa: PLR0917 - typer makes an option of each
             launch=tuple(command or ()),
             signals=signals,
             past_projection=past_projection,
+            own_memory=own_memory,
             image=image or None,
         )
         around = Surroundings(console)
@@ -278,6 +291,16 @@ def _refuse_unfit(*, launch: bool, command: list[str] | None, headroom: bool, ra
         raise MemguardError("--launch takes the engine's command behind it: --launch -- ./dynchunk serve")
     if headroom and not ramp:
         raise MemguardError("--headroom-gib is for a ramp, which knows its baseline; give --guard-gib")
+
+
+def _refuse_own_memory(*, headroom: bool, ramp: bool) -> None:
+    if not ramp:
+        raise MemguardError("--own-memory is for a ramp, which rehearses; leave it out, or the other mode")
+    if not headroom:
+        raise MemguardError(
+            "--own-memory is for a rehearsal, and a host that serves is judged by what it has left; give "
+            "--headroom-gib, the room that the rehearsed machine has, or leave --own-memory out"
+        )
 
 
 def _guard_bytes(guard_gib: float | None, headroom_gib: float | None, *, typed: bool) -> int | None:

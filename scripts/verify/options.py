@@ -21,6 +21,7 @@ class Options:
 
     start_guard_bytes: the guard while an engine starts. launch: the command that starts the engine, empty if it runs
     already. signals: whether the engine may be signalled. past_projection: go on although the guard is expected.
+    own_memory: judge what the engine's own processes take, with headroom_bytes only.
     """
 
     url: str
@@ -39,6 +40,7 @@ class Options:
     launch: tuple[str, ...] = ()
     signals: bool = True
     past_projection: bool = False
+    own_memory: bool = False
     image: str | None = None
 
 

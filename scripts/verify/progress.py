@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from scripts.verify.decide import gib
+from scripts.verify.decide import HOST_FIGURE, gib
 from scripts.verify.engine import dynchunk_active
 from scripts.verify.report import probe_chunks
 from scripts.verify.results import Probe, Run, Verdict
@@ -29,7 +29,7 @@ _STYLES = {
 
 @dataclass(frozen=True)
 class Now:
-    """One moment of one size. doing: what is waited for when no prompt is running."""
+    """One moment of one size. doing: what is waited for when no prompt is running. figure: what the bytes are."""
 
     available_bytes: int
     low_bytes: int
@@ -41,6 +41,7 @@ class Now:
     left_s: float | None = None
     warning: bool = False
     doing: str = ""
+    figure: str = HOST_FIGURE
 
 
 class Display:
@@ -63,7 +64,7 @@ class Display:
         self.say(f"[bold]memguard[/] {escape(run.label)}: {escape(version)} at {escape(run.url)}, {active}")
         self.say(
             f"MemAvailable {gib(run.baseline_bytes)}, guard {gib(run.guard_bytes)} "
-            f"({gib(run.baseline_bytes - run.guard_bytes)} to spare), report in {escape(folder)}"
+            f"({gib(run.baseline_bytes - run.guard_bytes)} to spare){_judged(run)}, report in {escape(folder)}"
         )
 
     def row(self, probe: Probe) -> None:
@@ -99,6 +100,10 @@ class Display:
         self.say(f"[bold red]memguard:[/] {escape(text)}")
 
 
+def _judged(run: Run) -> str:
+    return ", judged by what the engine's own processes take" if run.own_memory else ""
+
+
 def _facts(now: Now) -> list[str]:
     if now.doing:
         facts = [now.doing]
@@ -109,7 +114,7 @@ def _facts(now: Now) -> list[str]:
             facts.append(f"{now.tokens_per_s:,.0f} tokens/s")
         if now.left_s is not None:
             facts.append(f"about {_clock(now.left_s)} left")
-    facts.append(f"MemAvailable {gib(now.available_bytes)}, low {gib(now.low_bytes)}, guard {gib(now.guard_bytes)}")
+    facts.append(f"{now.figure} {gib(now.available_bytes)}, low {gib(now.low_bytes)}, guard {gib(now.guard_bytes)}")
     return facts
 
 

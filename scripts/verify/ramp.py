@@ -209,6 +209,7 @@ class Ramp:
             probe.end_s = watch.now_s()
             self._collect(probe)
             probe.low_water_bytes = watch.low_bytes(self._mark)
+            probe.host_low_water_bytes = watch.host_low_bytes(self._mark)
             probe.gpu_free_low_bytes = watch.devices.low_bytes()
         self._judge(call, probe)
         if watch.devices.present and probe.passed:
@@ -243,6 +244,7 @@ class Ramp:
             tokens_per_s=done / elapsed_s if done and elapsed_s > 0 else None,
             left_s=chunks.seconds_left(probe.chunks, probe.size_tokens),
             warning=watch.warning(),
+            figure=self._run.figure,
             doing="waiting for the aborted prompt to end" if watch.guard.tripped else "",
         )
 
@@ -303,7 +305,7 @@ class Ramp:
         probe.projected_low_bytes = projected_low_bytes(taken, product, probe.before_bytes)
         if probe.projected_low_bytes is not None and probe.projected_low_bytes < run.guard_bytes:
             low = gib(max(0, probe.projected_low_bytes))
-            probe.detail = f"the sizes before lead to MemAvailable {low}, the guard is at {gib(run.guard_bytes)}"
+            probe.detail = f"the sizes before lead to {run.figure} {low}, the guard is at {gib(run.guard_bytes)}"
             if self._options.past_projection:
                 self._watch.display.say(f"[yellow]{probe.size_tokens:,} tokens: {probe.detail}[/]")
 

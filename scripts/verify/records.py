@@ -31,6 +31,7 @@ _NAMES = {
     "kernel_oom": "kernel_oom",
     "running": "running",
     "phase": "phase",
+    "host_available_bytes": "host_mem_available_bytes",
 }
 _MOST_RUNS = 1_000
 

@@ -48,7 +48,7 @@ def recover(watch: Watch, server: Server, *, request_ended: bool, since: int, at
     abort, probe = noted
     run = watch.run
     enough_bytes = enough(run.baseline_bytes, run.guard_bytes)
-    doing = f"waiting for MemAvailable to be back at {gib(enough_bytes)}"
+    doing = f"waiting for {run.figure} to be back at {gib(enough_bytes)}"
 
     def back() -> bool:
         return watch.available_bytes() >= enough_bytes
@@ -66,10 +66,11 @@ def recover(watch: Watch, server: Server, *, request_ended: bool, since: int, at
     abort.server_healthy = server.healthy()
     if probe is not None:  # the chunk that was in flight may have gone on after the answer to the abort
         probe.low_water_bytes = watch.low_bytes(since)
+        probe.host_low_water_bytes = watch.host_low_bytes(since)
     if abort.recovered:
-        watch.display.say(f"[green]recovered[/]: MemAvailable {gib(abort.available_after_bytes)}")
+        watch.display.say(f"[green]recovered[/]: {run.figure} {gib(abort.available_after_bytes)}")
     else:
         watch.display.problem(
-            f"not recovered: MemAvailable {gib(abort.available_after_bytes)}, before the ramp "
+            f"not recovered: {run.figure} {gib(abort.available_after_bytes)}, before the ramp "
             f"{gib(run.baseline_bytes)}; restart the server before you go on"
         )

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from scripts.verify import bands
-from scripts.verify.decide import LOAD, START, gib
+from scripts.verify.decide import LOAD, ORDINARY_GUARD_BYTES, OWN_FIGURE, START, gib
 from scripts.verify.results import Chunk, Outcome, Probe, Run
 from scripts.verify.sampler import SLOWEST_PROMISED_S
 
 NO_CHUNKS = "no trace: chunk sizes unknown"
 _UNKNOWN = "-"
 _MOST_SIZES_NAMED = 3
+_HOSTS_LOW = "host's low water"
 
 
 def render(runs: Sequence[Run], plot_files: Sequence[str], remarks: Sequence[str] = ()) -> str:
@@ -37,14 +38,16 @@ def render(runs: Sequence[Run], plot_files: Sequence[str], remarks: Sequence[str
     if not plot_files and not remarks:
         parts.append("There was nothing to draw.")
     parts += ["## What ran", facts_table(runs), *_dynchunk(runs)]
-    parts += ["## What the words mean", _WORDS]
+    parts += ["## What the words mean", _WORDS + (_OWN_WORDS if any(run.own_memory for run in runs) else "")]
     return "\n\n".join(parts) + "\n"
 
 
 def results_table(run: Run) -> str:
     """A row for every size of one run."""
     gpus = any(probe.gpu_free_low_bytes for probe in run.probes)
+    hosts = run.own_memory
     head = ["prompt", "seconds", "tokens/s", "chunk sizes", "cached", "low water", "above the guard"]
+    head += [*([_HOSTS_LOW] if hosts else []), *(["GPU free"] if gpus else []), "verdict"]
     rows = []
     for probe in run.probes:
         low = probe.low_water_bytes
@@ -55,19 +58,21 @@ def results_table(run: Run) -> str:
                 _number(probe.tokens_per_s),
                 probe_chunks(probe) or _UNKNOWN,
                 _number(probe.cached_tokens),
-                _UNKNOWN if low is None else gib(low),
+                _gib(low),
                 _UNKNOWN if low is None else gib(low - run.guard_bytes),
+                *([_gib(probe.host_low_water_bytes)] if hosts else []),
                 *([_gpu_free(probe)] if gpus else []),
                 probe.verdict.value + (f": {probe.detail}" if probe.detail else ""),
             ]
         )
-    return table([*head, *(["GPU free"] if gpus else []), "verdict"], rows, left=(3, 8 if gpus else 7))
+    return table(head, rows, left=(3, len(head) - 1))
 
 
 def joint_table(runs: Sequence[Run]) -> str:
     """A row for every size, for each run its seconds, tokens/s, low water and verdict in a word."""
     sizes = sorted({probe.size_tokens for run in runs for probe in run.probes})
-    columns = ("s", "tokens/s", "low water", "verdict")
+    hosts = any(run.own_memory for run in runs)
+    columns = ("s", "tokens/s", "low water", *([_HOSTS_LOW] if hosts else []), "verdict")
     head = ["prompt", *(f"{run.label}: {column}" for run in runs for column in columns)]
     rows = []
     for size in sizes:
@@ -77,11 +82,11 @@ def joint_table(runs: Sequence[Run]) -> str:
             if probe is None:
                 row += [_UNKNOWN] * len(columns)
                 continue
-            low = probe.low_water_bytes
             row += [
                 _number(probe.seconds, 1),
                 _number(probe.tokens_per_s),
-                _UNKNOWN if low is None else gib(low),
+                _gib(probe.low_water_bytes),
+                *([_gib(probe.host_low_water_bytes)] if hosts else []),
                 probe.verdict.value,
             ]
         rows.append(row)
@@ -166,8 +171,13 @@ def _summary(run: Run) -> str:
         sentences.append("No prompt passed.")
     if low is not None:
         sentences.append(
-            f"MemAvailable was {gib(run.baseline_bytes)} before the ramp and {gib(low)} at its lowest; "
+            f"{run.figure} was {gib(run.baseline_bytes)} before the ramp and {gib(low)} at its lowest; "
             f"the guard stood at {gib(run.guard_bytes)}."
+        )
+    if run.own_memory:
+        sentences.append(
+            "**It was judged by what the engine's own processes take**, whatever other programs took or gave back; "
+            f"the host's own MemAvailable was {_gib(run.host_low_water_bytes)} at its lowest."
         )
     sentences += run.notes
     return " ".join(sentences)
@@ -185,7 +195,7 @@ def _abort_sentence(run: Run) -> str:
     if abort.recovered:
         text += f" Memory recovered in {_number(abort.recovery_s, 1)} s."
     elif abort.available_after_bytes is not None:
-        text += f" **Memory not recovered**: MemAvailable stayed at {gib(abort.available_after_bytes)}."
+        text += f" **Memory not recovered**: {run.figure} stayed at {gib(abort.available_after_bytes)}."
     if abort.server_healthy is not None:
         text += " The server is healthy." if abort.server_healthy else " **The server's health check fails.**"
     return text
@@ -277,6 +287,7 @@ def _gpu_free(probe: Probe) -> str:
 
 def _guard(run: Run) -> str:
     how = f"baseline less {gib(run.headroom_bytes)}" if run.headroom_bytes is not None else "MemAvailable"
+    how += ", by what the engine's own processes take" if run.own_memory else ""
     locked = "locked in memory" if run.locked_in_memory else "not locked in memory"
     return f"{gib(run.guard_bytes)} ({how}); the guard's process was {locked}"
 
@@ -322,6 +333,13 @@ _WORDS = (
     "A verdict holds for this machine, driver, image, engine, model, flags and chunk sizes, and for nothing else."
 )
 
+_OWN_WORDS = (
+    f" **{OWN_FIGURE}**: MemAvailable as it would be if nobody but the engine's own processes had taken or given back "
+    "memory since just before the baseline (their anonymous and shared memory, from /proc/PID/status). Where it was "
+    "judged, low water is of it, and **host's low water** of the host's MemAvailable, other programs included; below "
+    f"{gib(ORDINARY_GUARD_BYTES)} that is judged all the same."
+)
+
 
 def _plot(name: str) -> str:
     image = f"![{Path(name).stem.replace('-', ' ')}]({name})"
@@ -330,6 +348,10 @@ def _plot(name: str) -> str:
 
 def _dates(runs: Sequence[Run]) -> str:
     return ", ".join(dict.fromkeys(run.date for run in runs))
+
+
+def _gib(n_bytes: int | None) -> str:
+    return _UNKNOWN if n_bytes is None else gib(n_bytes)
 
 
 def _number(value: float | None, decimals: int = 0) -> str:

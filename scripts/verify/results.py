@@ -9,6 +9,7 @@ from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from dynchunk.shortened import shortened
+from scripts.verify.decide import HOST_FIGURE, OWN_FIGURE
 
 SCHEMA = 1
 LARGEST = 1 << 63  # no time, size or count comes near it; JSON takes 1e999 and whole numbers of any length
@@ -57,8 +58,10 @@ class Step(NamedTuple):
 
 @dataclass
 class Probe:
-    """One size of the ramp. gpu_free_low_bytes: of each GPU with memory of its own, the least that the driver had left.
-    gpu_unused_bytes: what the engine's allocator held unused on top of that, after the prompt.
+    """One size of the ramp. host_low_water_bytes: the host's, where something else is judged.
+
+    gpu_free_low_bytes: of each GPU with memory of its own, the least that the driver had left. gpu_unused_bytes: what
+    the engine's allocator held unused on top of that, after the prompt.
     """
 
     size_tokens: int
@@ -71,6 +74,7 @@ class Probe:
     cached_tokens: int | None = None
     before_bytes: int | None = None
     low_water_bytes: int | None = None
+    host_low_water_bytes: int | None = None
     projected_low_bytes: int | None = None
     gpu_free_low_bytes: list[int] = field(default_factory=list)
     gpu_unused_bytes: int | None = None
@@ -134,9 +138,10 @@ class Abort:
 class Run:
     """One ramp. `machine` and `engine` are facts for the report, as plain JSON values.
 
-    image: what the engine runs in, as the operator names it. signals: whether the guard could signal the engine, in
-    words. swap_in_pages, kernel_oom, psi_full_max: see decide.Sample; over the whole run. coefficient: what a row and
-    key costs, as DynChunk in the engine measured it, and what that belongs to (DYNCHUNK_REPORT and plan read it).
+    image: what the engine runs in, as the operator names it. own_memory: whether what the engine's own processes take
+    was judged, in place of the host's MemAvailable. signals: whether the guard could signal the engine, in words.
+    swap_in_pages, kernel_oom, psi_full_max: see decide.Sample; over the whole run. coefficient: what a row and key
+    costs, as DynChunk in the engine measured it, and what that belongs to (DYNCHUNK_REPORT and plan read it).
     """
 
     label: str
@@ -151,6 +156,7 @@ class Run:
     guard_bytes: int = 0
     start_guard_bytes: int = 0
     headroom_bytes: int | None = None
+    own_memory: bool = False
     baseline_bytes: int = 0
     sample_interval_s: float = 0.0
     samples: int = 0
@@ -181,6 +187,16 @@ class Run:
     def low_water_bytes(self) -> int | None:
         """The least MemAvailable of the whole ramp."""
         return min((p.low_water_bytes for p in self.probes if p.low_water_bytes is not None), default=None)
+
+    @property
+    def host_low_water_bytes(self) -> int | None:
+        """The least that the host had left, where something else was judged."""
+        return min((p.host_low_water_bytes for p in self.probes if p.host_low_water_bytes is not None), default=None)
+
+    @property
+    def figure(self) -> str:
+        """What was judged, by name."""
+        return OWN_FIGURE if self.own_memory else HOST_FIGURE
 
 
 def holds_for(run: Run) -> dict[str, str]:

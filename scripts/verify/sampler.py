@@ -19,6 +19,7 @@ from pathlib import Path
 from scripts.verify.decide import IDLE, Action, Decision, Limits, Sample, decide
 from scripts.verify.errors import MemguardError
 from scripts.verify.host import Host
+from scripts.verify.own_memory import OwnMemory
 
 INTERVAL_S = 0.1
 SLOWEST_PROMISED_S = 0.25
@@ -30,7 +31,8 @@ _NICE = -10
 
 class Sampler(threading.Thread):
     """Reads until `end`. Once armed it calls `on_danger` in its own thread whenever a decision to abort or to escalate
-    is harder than those before it. `phase` and `running` go into the samples: whoever knows them sets them.
+    is harder than those before it. `phase` and `running` go into the samples: whoever knows them sets them. `own`: set
+    to judge by what the engine's processes take, from the next reading on.
 
     keep: the number of samples kept, for a watch without end; None: all.
     """
@@ -47,6 +49,7 @@ class Sampler(threading.Thread):
         self.latest = Decision(Action.CONTINUE, "")
         self.phase = IDLE
         self.running: int | None = None
+        self.own: OwnMemory | None = None
         self._host = host
         self._on_danger = on_danger
         self._interval_s = interval_s
@@ -91,8 +94,11 @@ class Sampler(threading.Thread):
             self._host.close()
 
     def _step(self) -> None:
-        reading = self._host.read()
-        self.samples.append(Sample(self.now_s(), *reading, self.running, self.phase))
+        reading, host_bytes = self._host.read(), None
+        if self.own is not None:
+            host_bytes = reading.available_bytes
+            reading = reading._replace(available_bytes=self.own.judged_bytes(host_bytes))
+        self.samples.append(Sample(self.now_s(), *reading, self.running, self.phase, host_bytes))
         if self._keep is not None and len(self.samples) > 2 * self._keep:
             del self.samples[: -self._keep]
         limits = self._limits

@@ -21,6 +21,7 @@ from scripts.verify.engine_process import EngineProcess
 from scripts.verify.errors import EXIT_ERROR, MemguardError
 from scripts.verify.host import Host
 from scripts.verify.options import Options, Surroundings
+from scripts.verify.own_memory import OwnMemory
 from scripts.verify.progress import Display
 from scripts.verify.publish import REPORT, publish
 from scripts.verify.ramp import Ramp, Target
@@ -33,13 +34,16 @@ from scripts.verify.watch import Watch
 
 @dataclass(frozen=True)
 class _Parts:
-    """What a ramp is made of. earlier: the runs that the report's folder holds already."""
+    """What a ramp is made of. earlier: the runs that the report's folder holds already. own: of the engine that runs
+    already, where that is what is judged.
+    """
 
     options: Options
     around: Surroundings
     server: Server
     watch: Watch
     earlier: list[Run]
+    own: OwnMemory | None
 
 
 def run_memguard(options: Options, around: Surroundings) -> int:
@@ -50,6 +54,7 @@ def run_memguard(options: Options, around: Surroundings) -> int:
         server = stack.enter_context(closing(Server(options.url, options.api_key)))
         facts = engine.NOTHING_KNOWN if options.launch else _ask(server)
         found = _engine_process(options)
+        own = stack.enter_context(closing(_own(options, around))) if options.own_memory and not options.launch else None
         host = Host(around.proc, around.kmsg)
         machine_facts = machine.facts()
         earlier = records.load(options.append) if options.append else []
@@ -58,7 +63,7 @@ def run_memguard(options: Options, around: Surroundings) -> int:
         run = _new_run(options, around, facts, machine_facts, recorder)
         run.signals = place.reach(found)
         watch = Watch(run, around, host=host, post_abort=server.abort, engine=found, recorder=recorder, display=display)
-        parts = _Parts(options, around, server, watch, earlier)
+        parts = _Parts(options, around, server, watch, earlier, own)
         with ExitStack() as started:  # the engine ends before the report is drawn
             Ramp(options, around, server=server, watch=watch, begin=lambda: _begin(parts, started, niceness)).go()
             with suppress(MemguardError):  # a server that does not answer any more has been reported already
@@ -82,6 +87,8 @@ def _begin(parts: _Parts, started: ExitStack, niceness: int) -> Target:
         if parts.watch.guard.tripped:
             return Target(None, range(0), ChunkSource(None, None))
         run.engine = _ask(parts.server)
+    if parts.own is not None:
+        parts.watch.judge_own(parts.own)
     run.label = _free_label(options, run.engine, parts.earlier)
     run.notes += _warnings(options.url, run.engine)
     info = parts.server.info()
@@ -116,6 +123,8 @@ def _launch(parts: _Parts, started: ExitStack, niceness: int) -> Path:
     launch.wait_until_serving(
         process, parts.server.healthy, tripped=lambda: watch.guard.tripped, tick=tick, at_most_s=around.start_s, log=log
     )
+    if options.own_memory and not watch.guard.tripped:  # while it started, the host was judged
+        watch.judge_own(started.enter_context(closing(OwnMemory(process.pid, around.proc))))
     return log
 
 
@@ -124,6 +133,17 @@ def _engine_process(options: Options) -> EngineProcess | str:
     if options.launch:
         return "it has not been started yet" if options.signals else place.SIGNALS_OFF
     return place.engine_process(options.url) if options.signals else place.SIGNALS_OFF
+
+
+def _own(options: Options, around: Surroundings) -> OwnMemory:
+    """What the engine that runs already takes. Raises MemguardError where its process is not to be seen."""
+    found = place.engine_process(options.url)
+    if isinstance(found, str):
+        raise MemguardError(
+            f"--own-memory counts what the engine's processes take, and {found}; run memguard beside the engine and "
+            "as its user, start the engine with --launch, or leave --own-memory out"
+        )
+    return OwnMemory(found.pid, around.proc)
 
 
 def _refuse_no_files(**options: Path | None) -> None:

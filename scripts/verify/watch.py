@@ -14,10 +14,13 @@ from scripts.verify.errors import RecordError
 from scripts.verify.guard import Guard
 from scripts.verify.host import Host
 from scripts.verify.options import Surroundings
+from scripts.verify.own_memory import OwnMemory
 from scripts.verify.progress import Display, Now
 from scripts.verify.records import Recorder
 from scripts.verify.results import Run
 from scripts.verify.sampler import Sampler, let_go
+
+_FOLLOW_EVERY_S = 1.0
 
 _FIRST_READING_S = 60.0  # without one there is no baseline
 
@@ -50,6 +53,7 @@ class Watch:
         )
         self._sampler = Sampler(host, self.guard.act, around.sample_interval_s)
         self._steps_shown = 0
+        self._followed_s = 0.0
 
     def start(self) -> None:
         """Start reading. Nothing is sent to the server before this."""
@@ -62,6 +66,11 @@ class Watch:
     def arm(self, guard_bytes: int, start_guard_bytes: int) -> None:
         """From now on the guard trips."""
         self._sampler.arm(by_phase(guard_bytes, start_guard_bytes, self._around.escalate_s))
+
+    def judge_own(self, own: OwnMemory) -> None:
+        """From now on, judge what the engine's own processes take."""
+        self._sampler.own = own
+        self.run.own_memory = True
 
     def phase(self, name: str, running: int | None = 0) -> None:
         """What is going on now, and how many requests the engine has; it decides which limits count."""
@@ -108,6 +117,11 @@ class Watch:
         """The least MemAvailable since a mark."""
         return min(self.readings(since), default=None)
 
+    def host_low_bytes(self, since: int) -> int | None:
+        """The least that the host had left since a mark, where that is not what is judged."""
+        readings = [sample.host_available_bytes for sample in self._sampler.samples[since:]]
+        return min((reading for reading in readings if reading is not None), default=None)
+
     def available_bytes(self) -> int:
         """MemAvailable now."""
         samples = self._sampler.samples
@@ -133,6 +147,7 @@ class Watch:
         if asked():
             raise KeyboardInterrupt
         self._sampler.check()
+        self._follow_engine()
         self._show_steps()
         self._record(raising=not self.guard.tripped)  # after a trip, memory matters more than the record
         self.display.now(now)
@@ -151,7 +166,13 @@ class Watch:
         low = self.run.low_water_bytes
         starting = self._sampler.phase in (START, LOAD)
         guard = self.run.start_guard_bytes if starting else self.run.guard_bytes
-        return Now(available, available if low is None else low, guard, doing=doing)
+        return Now(available, available if low is None else low, guard, doing=doing, figure=self.run.figure)
+
+    def _follow_engine(self) -> None:
+        own = self._sampler.own
+        if own is not None and time.monotonic() - self._followed_s > _FOLLOW_EVERY_S:
+            self._followed_s = time.monotonic()
+            own.follow()
 
     def _show_steps(self) -> None:
         steps = self.guard.steps[self._steps_shown :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import threading
@@ -22,7 +23,11 @@ GIB = 2**30
 
 @dataclass
 class FakeEngine:
-    """Computes a prompt in chunks of `static_tokens`, or under `budget`; each takes `bytes_per_pair` * T * (L + T)."""
+    """Computes a prompt in chunks of `static_tokens`, or under `budget`; each takes `bytes_per_pair` * T * (L + T).
+
+    stalls_at_tokens: there a prompt waits to be aborted. pid: its process, whose memory stands in the made-up /proc as
+    well. neighbour: what other programs hold of the host's memory, in GiB, one of them at a time, over and over.
+    """
 
     folder: Path
     available_gib: float = 8.0
@@ -37,9 +42,11 @@ class FakeEngine:
     writes_trace: bool = True
     writes_log: bool = False
     dies_at_tokens: int | None = None
-    stalls_at_tokens: int | None = None  # there a prompt waits to be aborted
+    stalls_at_tokens: int | None = None
     hears_aborts: bool = True
     port: int = 0
+    pid: int | None = None
+    neighbour: tuple[float, ...] = (0.0,)
     info: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -53,6 +60,7 @@ class FakeEngine:
         self.meminfo = self.folder / "meminfo"
         self.trace = self.folder / "trace.jsonl"
         self.log = self.folder / "server.log"
+        self._neighbour = itertools.cycle(self.neighbour)
         self.set_available(self.available_gib * GIB)
         if self.writes_trace:
             self.trace.touch()
@@ -69,7 +77,9 @@ class FakeEngine:
         self._http.server_close()
 
     def set_available(self, n_bytes: float) -> None:
-        write_meminfo(self.meminfo, n_bytes)
+        if self.pid is not None:
+            write_process(self.folder / str(self.pid), self.available_gib * GIB - n_bytes)
+        write_meminfo(self.meminfo, n_bytes - next(self._neighbour) * GIB)
 
     def leave(self, n_bytes: float) -> None:
         """Give the memory back, for good: what still runs takes none any more."""
@@ -177,8 +187,18 @@ class FakeEngine:
 
 def write_meminfo(path: Path, available_bytes: float) -> None:
     """Write MemAvailable in place: the sampler keeps the file open."""
-    lines = [("MemTotal", 16 * GIB), ("MemFree", 100 * 2**20), ("MemAvailable", available_bytes), ("SwapFree", 0)]
-    text = "".join(f"{name + ':':<16}{max(0, int(value)) // 1024:>12} kB\n" for name, value in lines)
+    lines = {"MemTotal": 16 * GIB, "MemFree": 100 * 2**20, "MemAvailable": available_bytes, "SwapFree": 0}
+    _write_in_place(path, "".join(f"{name + ':':<16}{max(0, int(n)) // 1024:>12} kB\n" for name, n in lines.items()))
+
+
+def write_process(folder: Path, taken_bytes: float) -> None:
+    """A process of a made-up /proc that holds so much on top of 1 GiB."""
+    folder.mkdir(exist_ok=True)
+    _write_in_place(folder / "stat", f"{folder.name} (python) S 1 1 1\n")
+    _write_in_place(folder / "status", f"Name:\tpython\nRssAnon:\t{int(GIB + taken_bytes) // 1024:>12} kB\n")
+
+
+def _write_in_place(path: Path, text: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT)
     try:
         os.pwrite(fd, text.encode(), 0)

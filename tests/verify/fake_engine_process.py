@@ -3,7 +3,8 @@
 FAKE_ENGINE is JSON: fields of FakeEngine, and `deaf`: whether SIGTERM is ignored; `start`: [seconds, GiB available] of
 each step before it serves, from the second on with a child that calls itself as the real engine's scheduler does (a
 word for the seconds: until there is a file of that name); a step also lasts until the memguard that has launched it has
-a reading of it; `exit_code`: ends with it instead of serving. PORT as for `serve`. SIGTERM gives its memory back.
+a reading of it; `exit_code`: ends with it instead of serving; `pid`: true for its own. PORT as for `serve`. SIGTERM
+gives its memory back.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ def main() -> None:
     fields = json.loads(os.environ.get("FAKE_ENGINE", "{}"))
     deaf, steps, exit_code = fields.pop("deaf", False), fields.pop("start", []), fields.pop("exit_code", None)
     folder = Path(fields.pop("folder"))
+    if fields.get("pid"):
+        fields["pid"] = os.getpid()
     folder.mkdir(exist_ok=True)
     ended = threading.Event()
 

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from scripts.verify import place, records
 from scripts.verify import publish as publishing
 from scripts.verify.decide import GIB
 from scripts.verify.errors import MemguardError, RecordError, ServerGoneError, WrongKeyError
@@ -112,6 +114,70 @@ def test_headroom_sets_the_guard_below_the_baseline(start_engine: Start, memguar
     assert ran.run.baseline_bytes == 8 * GIB
     assert ran.run.guard_bytes == 5 * GIB
     assert "baseline less 3.00 GiB" in ran.report
+
+
+ENGINE_PID = 4242
+SAW = (0.0, 2.0, 1.0)
+
+
+@pytest.fixture
+def engine_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fake engine has no process of its own; what it would hold is in its made-up /proc."""
+    monkeypatch.setattr(place, "engine_process", lambda url: SimpleNamespace(pid=ENGINE_PID, what="the engine"))
+
+
+@pytest.mark.usefixtures("engine_found")
+def test_a_rehearsal_judges_the_engine_alone(start_engine: Start, memguard: Memguard) -> None:
+    """Others take and give back 2 GiB meanwhile: with 1.4 to spare a static chunk trips, a budget does not.
+
+    The report says which was judged and has both low waters; the readings have both figures.
+    """
+    how = {"headroom_bytes": round(1.4 * GIB), "own_memory": True, "signals": False}
+    static = memguard(start_engine(pid=ENGINE_PID, neighbour=SAW), 1_000, 8_000, label="static", **how)
+    budget = start_engine(pid=ENGINE_PID, neighbour=SAW, budget=2_000_000)
+    both = memguard(budget, 1_000, 8_000, label="budget", append=static.folder, **how)
+    assert (static.code, both.code) == (2, 0)
+    assert "1.40 GiB to spare), judged by what the engine's own processes take, report in" in both.shown
+    tripped, passed = both.runs
+    assert tripped.abort is not None
+    assert tripped.abort.reason.startswith("MemAvailable (engine alone) ")
+    assert "recovered: MemAvailable (engine alone) " in static.shown
+    for run in (tripped, passed):
+        assert run.own_memory
+        assert run.probes[1].host_low_water_bytes < run.probes[1].low_water_bytes
+    low, hosts = passed.low_water_bytes, passed.host_low_water_bytes
+    assert low is not None
+    assert hosts is not None
+    assert hosts < passed.guard_bytes < low
+    samples = records.load_samples(both.folder, passed)
+    judged = [sample for sample in samples if sample.host_available_bytes is not None]
+    assert samples[-len(judged) :] == judged
+    assert min(sample.host_available_bytes or 0 for sample in judged) <= hosts
+    assert "**It was judged by what the engine's own processes take**" in both.report
+    assert "budget: host's low water" in both.report
+
+
+@pytest.mark.usefixtures("engine_found")
+def test_a_host_in_danger_ends_a_rehearsal_too(start_engine: Start, memguard: Memguard) -> None:
+    """Below 1.5 GiB of the host's own MemAvailable the request is aborted, whoever has taken it."""
+    engine = start_engine(pid=ENGINE_PID, neighbour=(0.0,) * 5 + (7.0,) * 1_000)
+    how = {"headroom_bytes": 3 * GIB, "own_memory": True, "signals": False, "around": {"recovery_s": 0.4}}
+    ran = memguard(engine, 1_000, 4_000, **how)
+    assert ran.code == 2
+    assert ran.run.abort is not None
+    assert ran.run.abort.reason.startswith("MemAvailable ")
+    assert "alone" not in ran.run.abort.reason
+    assert ran.run.abort.available_bytes < 1.5 * GIB
+
+
+def test_a_rehearsal_needs_the_engines_process(start_engine: Start, memguard: Memguard) -> None:
+    """Where it is not to be seen nothing is measured, and the message says what to do."""
+    engine = start_engine()
+    with pytest.raises(
+        MemguardError, match=r"and no SGLang server for port .* start the engine with --launch, or leave"
+    ):
+        memguard(engine, 1_000, headroom_bytes=GIB, own_memory=True)
+    assert not engine.prompts
 
 
 def test_the_same_ramp_passes_with_a_budget(start_engine: Start, memguard: Memguard) -> None:

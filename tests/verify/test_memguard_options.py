@@ -117,6 +117,14 @@ def test_help_says_how_it_ends() -> None:
         (["--api-key", "two\nlines"], "sent in an HTTP header"),
         (["--trace", "/dev"], "--trace /dev: not a file"),
         (["--server-log", "/dev/null"], "--server-log /dev/null: not a file"),
+        (
+            ["--own-memory"],
+            "--own-memory is for a rehearsal, and a host that serves is judged by what it has left; give",
+        ),
+        (["--own-memory", "--guard-gib", "2"], "give --headroom-gib"),
+        (["--own-memory", "--attach"], "--own-memory is for a ramp, which rehearses; leave it out"),
+        (["--own-memory", "--replay", "x"], "--own-memory is for a ramp"),
+        (["--own-memory", "--headroom-gib", "1", "--compare", "x", "y"], "--own-memory is for a ramp"),
     ],
 )
 def test_a_mistake_ends_with_1(

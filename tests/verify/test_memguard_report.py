@@ -218,6 +218,42 @@ def test_the_guard_is_in_the_plot_of_memory() -> None:
     assert axes.get_xlabel() == "time since the ramp started (s)"
 
 
+def test_a_rehearsal_shows_both_figures() -> None:
+    """What was judged and what the host had, each with its name: in text, tables, words and plot."""
+    run = a_run("static", own_memory=True)
+    run.probes[0].host_low_water_bytes = 5 * GIB
+    text = report.render([run, a_run()], [])
+    assert "MemAvailable (engine alone) was 8.00 GiB before the ramp and 3.00 GiB at its lowest" in text
+    assert "whatever other programs took or gave back; the host's own MemAvailable was 5.00 GiB at its lowest." in text
+    assert "| 2 of 2,000 | 0 | 3.00 GiB | 1.00 GiB | 5.00 GiB | passed |" in report.results_table(run)
+    assert "| 3.00 GiB | 5.00 GiB | passed | 2.0 | 2,000 | 3.00 GiB | - | passed |" in report.joint_table(
+        [run, a_run()]
+    )
+    assert "2.00 GiB (MemAvailable, by what the engine's own processes take)" in text
+    assert "**MemAvailable (engine alone)**: " in text
+    samples = [Sample(1_000.0 + at, 8 * GIB, GIB, host_available_bytes=(10 + at) * GIB) for at in range(4)]
+    axes = figures.memory([(run, samples), (a_run(), samples[:0])]).axes[0]
+    labels = axes.get_legend_handles_labels()[1]
+    assert labels[:2] == ["static: MemAvailable (engine alone)", "static: MemAvailable"]
+    judged, host = axes.lines[:2]
+    assert host.get_linewidth() < judged.get_linewidth()
+    assert list(host.get_ydata()) == [10, 11, 12, 13]
+    assert axes.get_ylim()[1] > 13
+
+
+def test_an_older_report_is_of_the_host(tmp_path: Path) -> None:
+    """A run.json and readings from before there was a choice load, and say nothing of another figure."""
+    values = to_json(a_run())
+    del values["own_memory"]
+    for probe in values["probes"]:
+        del probe["host_low_water_bytes"]
+    run = from_json(values)
+    assert run == a_run()
+    assert "engine alone" not in report.render([run], [])
+    (tmp_path / "samples.jsonl").write_text('{"t":1000.0,"mem_available_bytes":7,"mem_free_bytes":5,"phase":"ramp"}\n')
+    assert records.load_samples(tmp_path, run) == [Sample(1_000.0, 7, 5)]
+
+
 def test_every_guard_has_its_own_line_where_they_differ() -> None:
     """Two rehearsals with different baselines have different guards."""
     samples = [Sample(1_000.0, 8 * GIB, GIB, 0), Sample(1_001.0, 7 * GIB, GIB, 0)]

@@ -132,6 +132,9 @@ def test_a_sample_comes_back_as_it_was() -> None:
     """What is written is what is read; what is not known is not written."""
     full = Sample(1.5, 3 * GIB, GIB, 7, 1.25, 2, 3, "load")
     assert sample_from_json(json.loads(json.dumps(sample_to_json(full)))) == full
+    rehearsed = full._replace(host_available_bytes=2 * GIB)
+    assert sample_from_json(json.loads(json.dumps(sample_to_json(rehearsed)))) == rehearsed
+    assert sample_to_json(rehearsed) == sample_to_json(full) | {"host_mem_available_bytes": 2 * GIB}
     bare = Sample(1.5, 3 * GIB, GIB)
     assert set(sample_to_json(bare)) == {"t", "mem_available_bytes", "mem_free_bytes", "swap_in", "kernel_oom", "phase"}
     assert sample_from_json(sample_to_json(bare)) == bare

@@ -209,10 +209,11 @@ def test_nothing_is_opened_imported_or_forked_once_it_runs() -> None:
     """The host may be about to freeze: from its start to the trigger the thread uses what it already has."""
     done = run_python(
         """
-import sys, threading, time
+import os, sys, threading, time
 from scripts.verify.decide import Limits
 from scripts.verify.guard import Guard
 from scripts.verify.host import Host
+from scripts.verify.own_memory import OwnMemory
 from scripts.verify.sampler import Sampler
 touched = []
 def audit(event, arguments):
@@ -223,6 +224,7 @@ def audit(event, arguments):
 posted = threading.Event()
 guard = Guard(lambda rid: posted.set(), now_s=time.time, in_danger=lambda: True)
 sampler = Sampler(Host(), guard.act, 0.01)
+sampler.own = OwnMemory(os.getpid())
 sys.addaudithook(audit)
 guard.start()
 guard.watch("probe")
@@ -234,7 +236,7 @@ sampler.end()
 assert len(sampler.samples) > 5
 print(touched)
 """,
-        path=(ROOT,),
+        path=(ROOT, ROOT / "adapter"),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -17,10 +15,9 @@ from scripts.verify.errors import MemguardError
 from scripts.verify.host import Host
 from scripts.verify.sampler import SLOWEST_PROMISED_S, Sampler
 from tests.conftest import ROOT, run_python
+from tests.verify.engine_programs import until
 
 MIB = 2**20
-TOLERANCE_BUSY_MACHINE = 3  # tests run beside other programs
-TOLERANCE_MEMORY = 512 * MIB  # other programs come and go between two readings
 
 
 def write_meminfo(path: Path, available_bytes: int) -> None:
@@ -37,30 +34,39 @@ def meminfo(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def trips() -> list[tuple[Decision, Sample, float]]:
+def trips() -> list[tuple[Decision, Sample]]:
     return []
 
 
 @pytest.fixture
-def sampler(meminfo: Path, trips: list[tuple[Decision, Sample, float]]) -> Iterator[Sampler]:
-    sampler = Sampler(Host(meminfo.parent, meminfo), lambda d, s: trips.append((d, s, time.monotonic())), 0.01)
+def sampler(meminfo: Path, trips: list[tuple[Decision, Sample]]) -> Iterator[Sampler]:
+    sampler = Sampler(Host(meminfo.parent, meminfo), lambda d, s: trips.append((d, s)), 0.01)
     sampler.start()
     yield sampler
     sampler.end()
 
 
-def wait_for(condition: object, at_most_s: float = 20.0) -> None:
-    deadline_s = time.monotonic() + at_most_s
-    while not condition() and time.monotonic() < deadline_s:  # type: ignore[operator]
-        time.sleep(0.002)
+def wait_for(condition: Callable[[], object]) -> None:
+    assert until(condition)
 
 
-def test_it_reads_what_psutil_reads() -> None:
-    """The real /proc/meminfo, against an independent reader of it."""
-    reading = Host().read()
-    assert reading.available_bytes == pytest.approx(psutil.virtual_memory().available, abs=TOLERANCE_MEMORY)
-    assert reading.free_bytes == pytest.approx(psutil.virtual_memory().free, abs=TOLERANCE_MEMORY)
-    assert reading.swap_in_pages == psutil.swap_memory().sin // resource.getpagesize()
+def read_on(sampler: Sampler, times: int = 5) -> None:
+    """Wait until the sampler has read so often again."""
+    wanted = len(sampler.samples) + times
+    wait_for(lambda: len(sampler.samples) >= wanted)
+
+
+def test_it_reads_what_psutil_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this kernel says, at one moment, against an independent reader of it."""
+    for name in ("meminfo", "vmstat"):
+        (tmp_path / name).write_bytes(Path("/proc", name).read_bytes())
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    reading = Host(tmp_path).read()
+    assert reading.available_bytes == psutil.virtual_memory().available
+    assert reading.free_bytes == psutil.virtual_memory().free
+    # psutil counts pages of 4 KiB.
+    assert reading.swap_in_pages == psutil.swap_memory().sin // 4096
+    assert Host().read().available_bytes > 0
 
 
 def test_what_this_kernel_does_not_tell_is_unknown(meminfo: Path) -> None:
@@ -87,40 +93,43 @@ def test_pressure_swap_and_the_kernels_words_are_read(meminfo: Path) -> None:
 
 
 def test_it_keeps_reading_while_the_program_is_busy(sampler: Sampler) -> None:
-    """A main thread that computes without a pause does not slow it below four readings a second."""
-    until_s = time.monotonic() + 0.6
-    while time.monotonic() < until_s:
+    """A main thread that computes without a pause does not slow it below four readings a second.
+
+    By the time that the main thread has computed, which it does not where others have the CPU.
+    """
+    longest_s, seen, since_s = 0.0, len(sampler.samples), time.thread_time()
+    until_s = since_s + 0.6
+    while (now_s := time.thread_time()) < until_s:
         sum(range(2_000))
-    sampler.end()
-    gaps = [later.t_s - earlier.t_s for earlier, later in itertools.pairwise(sampler.samples)]
-    assert sum(gaps) / len(gaps) < SLOWEST_PROMISED_S / 4
-    assert max(gaps) < SLOWEST_PROMISED_S * TOLERANCE_BUSY_MACHINE
+        if len(sampler.samples) > seen:
+            seen, since_s = len(sampler.samples), now_s
+        longest_s = max(longest_s, now_s - since_s)
+    assert seen > 0.6 / (SLOWEST_PROMISED_S / 4)
+    assert longest_s < SLOWEST_PROMISED_S
 
 
-def test_it_triggers_at_once_and_once(
-    sampler: Sampler, meminfo: Path, trips: list[tuple[Decision, Sample, float]]
-) -> None:
-    """Below the guard the trigger is pulled within a few readings, in the sampler's thread, and never again."""
+def test_it_triggers_at_once_and_once(sampler: Sampler, meminfo: Path, trips: list[tuple[Decision, Sample]]) -> None:
+    """Below the guard the trigger is pulled at the first reading, in the sampler's thread, and never again."""
     sampler.arm(Limits.at(2 * GIB))
-    time.sleep(0.05)
+    read_on(sampler)
     assert not trips
     write_meminfo(meminfo, 1 * GIB)
-    below_s = time.monotonic()
     wait_for(lambda: trips)
-    decision, sample, tripped_s = trips[0]
+    decision, sample = trips[0]
     assert decision.action is Action.ABORT
     assert sample.available_bytes == 1 * GIB
-    assert tripped_s - below_s < SLOWEST_PROMISED_S * TOLERANCE_BUSY_MACHINE
-    time.sleep(0.05)
+    assert sample == next(sample for sample in sampler.samples if sample.available_bytes < 2 * GIB)
+    read_on(sampler)
     assert len(trips) == 1
 
 
 def test_it_decides_nothing_before_it_is_armed(
-    sampler: Sampler, meminfo: Path, trips: list[tuple[Decision, Sample, float]]
+    sampler: Sampler, meminfo: Path, trips: list[tuple[Decision, Sample]]
 ) -> None:
     """The baseline is read without a guard."""
     write_meminfo(meminfo, 1)
-    time.sleep(0.05)
+    wait_for(lambda: sampler.samples and sampler.samples[-1].available_bytes == 0)
+    read_on(sampler)
     assert not trips
 
 
@@ -143,19 +152,19 @@ def test_it_says_where_memory_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_worse_decision_is_told_and_a_milder_one_is_not(
-    sampler: Sampler, meminfo: Path, trips: list[tuple[Decision, Sample, float]]
+    sampler: Sampler, meminfo: Path, trips: list[tuple[Decision, Sample]]
 ) -> None:
     """Abort, then escalate, each once; after it was armed anew, again."""
     limits = Limits(2 * GIB, 3 * GIB, escalate_s=0.05)
     write_meminfo(meminfo, 1 * GIB)
     sampler.arm(limits)
     wait_for(lambda: len(trips) >= 2)
-    time.sleep(0.1)
-    assert [decision.action for decision, _, _ in trips] == [Action.ABORT, Action.ESCALATE]
+    read_on(sampler)
+    assert [decision.action for decision, _ in trips] == [Action.ABORT, Action.ESCALATE]
     write_meminfo(meminfo, 8 * GIB)
-    time.sleep(0.1)
+    read_on(sampler)
     sampler.arm(limits)
-    time.sleep(0.1)
+    read_on(sampler)
     assert len(trips) == 2
     write_meminfo(meminfo, 1 * GIB)
     wait_for(lambda: len(trips) >= 3)
@@ -229,11 +238,10 @@ sys.addaudithook(audit)
 guard.start()
 guard.watch("probe")
 sampler.start()
-time.sleep(0.1)
+while len(sampler.samples) <= 5: time.sleep(0.01)
 sampler.arm(Limits.at(2**60))
-assert posted.wait(2)
+assert posted.wait(60)
 sampler.end()
-assert len(sampler.samples) > 5
 print(touched)
 """,
         path=(ROOT, ROOT / "adapter"),

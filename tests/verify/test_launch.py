@@ -61,9 +61,9 @@ def test_a_rehearsal_judges_the_engine_that_it_has_started(world: World) -> None
     """By its processes from the first prompt on, by the host's memory while it starts."""
     options = ("--sizes", "1k,4k", "--headroom-gib", "1.4", "--own-memory", "--launch", "--", *world.command)
     fake = {"start": HEALTHY, "budget": 2_000_000, "pid": True, "neighbour": [0, 2]}
-    assert world.memguard(*options, **fake).wait(timeout=30) == 0, world.shown
+    assert world.memguard(*options, **fake).wait(timeout=AT_MOST_S) == 0, world.shown
     samples = [json.loads(line) for line in (world.report / "samples.jsonl").read_text().splitlines()]
-    assert {s["phase"] for s in samples if "host_mem_available_bytes" not in s} >= {"idle", "start", "load"}
+    assert "host_mem_available_bytes" not in next(s for s in samples if s["phase"] == "start")
     assert all("host_mem_available_bytes" in s for s in samples if s["phase"] == "ramp")
     assert "judged by what the engine's own processes take" in (world.report / "REPORT.md").read_text()
 

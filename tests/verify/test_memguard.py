@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -117,7 +118,7 @@ def test_headroom_sets_the_guard_below_the_baseline(start_engine: Start, memguar
 
 
 ENGINE_PID = 4242
-SAW = (0.0, 2.0, 1.0)
+TAKEN_FROM_THE_FIRST_PROMPT_ON = (0.0, *[2.0] * 1_000)
 
 
 @pytest.fixture
@@ -128,20 +129,22 @@ def engine_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("engine_found")
 def test_a_rehearsal_judges_the_engine_alone(start_engine: Start, memguard: Memguard) -> None:
-    """Others take and give back 2 GiB meanwhile: with 1.4 to spare a static chunk trips, a budget does not.
+    """Others take 2 GiB meanwhile: with 1.4 to spare a static chunk trips by what it takes itself, a budget does not.
 
     The report says which was judged and has both low waters; the readings have both figures.
     """
     how = {"headroom_bytes": round(1.4 * GIB), "own_memory": True, "signals": False}
-    static = memguard(start_engine(pid=ENGINE_PID, neighbour=SAW), 1_000, 8_000, label="static", **how)
-    budget = start_engine(pid=ENGINE_PID, neighbour=SAW, budget=2_000_000)
-    both = memguard(budget, 1_000, 8_000, label="budget", append=static.folder, **how)
+    beside: dict[str, Any] = {"pid": ENGINE_PID, "neighbour": TAKEN_FROM_THE_FIRST_PROMPT_ON}
+    engine = start_engine(leaks=True, stalls_at_tokens=6_000, **beside)
+    static = memguard(engine, 1_000, 8_000, label="static", **how)
+    both = memguard(start_engine(budget=2_000_000, **beside), 1_000, 8_000, label="budget", append=static.folder, **how)
     assert (static.code, both.code) == (2, 0)
     assert "1.40 GiB to spare), judged by what the engine's own processes take, report in" in both.shown
     tripped, passed = both.runs
     assert tripped.abort is not None
     assert tripped.abort.reason.startswith("MemAvailable (engine alone) ")
-    assert "recovered: MemAvailable (engine alone) " in static.shown
+    assert tripped.abort.available_bytes > tripped.guard_bytes - GIB
+    assert "not recovered: MemAvailable (engine alone) " in static.shown
     for run in (tripped, passed):
         assert run.own_memory
         assert run.probes[1].host_low_water_bytes < run.probes[1].low_water_bytes
@@ -160,7 +163,7 @@ def test_a_rehearsal_judges_the_engine_alone(start_engine: Start, memguard: Memg
 @pytest.mark.usefixtures("engine_found")
 def test_a_host_in_danger_ends_a_rehearsal_too(start_engine: Start, memguard: Memguard) -> None:
     """Below 1.5 GiB of the host's own MemAvailable the request is aborted, whoever has taken it."""
-    engine = start_engine(pid=ENGINE_PID, neighbour=(0.0,) * 5 + (7.0,) * 1_000)
+    engine = start_engine(pid=ENGINE_PID, neighbour=(0.0,) * 5 + (7.0,) * 1_000, stalls_at_tokens=3_000)
     how = {"headroom_bytes": 3 * GIB, "own_memory": True, "signals": False, "around": {"recovery_s": 0.4}}
     ran = memguard(engine, 1_000, 4_000, **how)
     assert ran.code == 2

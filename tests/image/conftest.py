@@ -11,12 +11,14 @@ import pytest
 
 from tests.image import harness, stand_in
 
-BASE = "dynchunk-test/sglang-stand-in"
-IMAGE = "dynchunk-test/dynchunk"
+# On the machine's own engine other tests may run beside: whatever is made there has a name, or a label, of our own.
+NAME = f"{harness.NAME}-{os.getpid()}"
+BASE = f"{NAME}/sglang-stand-in"
+IMAGE = f"{NAME}/dynchunk"
 # What the base has on PYTHONPATH: a folder with a sitecustomize of its own.
 BASE_PYTHONPATH = "/opt/base-path"
-# Every image made here inherits it from the base, those that a failed build leaves behind as well.
-LABEL = f"dynchunk.test={os.getpid()}"
+# Every image made here inherits it from the base, those that a failed build leaves behind as well; so do containers.
+LABEL = "dynchunk.test"
 
 
 @pytest.fixture(scope="session")
@@ -47,9 +49,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[harness.Engine]
         pytest.skip(f"no stand-in for the base image can be made: {reason}")
     try:
         with harness.engine(tmp_path_factory.mktemp("docker-config")) as running:
+            if not running.own:
+                remove_what_the_dead_left(running)
             yield running
             if not running.own:
-                remove_images(running)
+                remove(running, os.getpid())
     except harness.NoEngineError as error:
         pytest.skip(str(error))
 
@@ -63,7 +67,7 @@ def base(engine: harness.Engine, tmp_path_factory: pytest.TempPathFactory) -> st
     path = f"{sys.prefix}/bin:/usr/local/bin:/usr/sbin:/usr/bin"
     changes = (
         *(f"ENV PATH={path}", f"ENV PYTHONPATH={BASE_PYTHONPATH}"),
-        *("WORKDIR /sgl-workspace/sglang", f"LABEL {LABEL}"),
+        *("WORKDIR /sgl-workspace/sglang", f"LABEL {LABEL}={os.getpid()}"),
     )
     words = [word for change in changes for word in ("--change", change)]
     engine.run("import", *words, str(archive), f"{BASE}:bare")
@@ -96,10 +100,26 @@ def build(
     return engine.run(*words, check=check, environ={"DOCKER_BUILDKIT": "0"})
 
 
-def remove_images(engine: harness.Engine) -> None:
-    """Take away every image that carries our label."""
+def remove_what_the_dead_left(engine: harness.Engine) -> None:
+    """Take away what earlier tests made that were killed."""
+    images = engine.run("images", "--all", "--quiet", "--filter", f"label={LABEL}").stdout.split()
+    if images:
+        form = f'{{{{index .Config.Labels "{LABEL}"}}}}'
+        for pid in set(engine.run("image", "inspect", "--format", form, *images).stdout.split()):
+            if not Path("/proc", pid).exists():
+                remove(engine, int(pid))
+
+
+def remove(engine: harness.Engine, pid: int) -> None:
+    """Take away all that the tests with this process id made."""
+    made = ("--quiet", "--filter", f"label={LABEL}={pid}")
+    for container in engine.run("ps", "--all", *made).stdout.split():
+        engine.run("rm", "--force", "--volumes", container)
+    for kind in ("network", "volume"):
+        for found in engine.run(kind, "ls", "--quiet", "--filter", f"name={harness.NAME}-{pid}-").stdout.split():
+            engine.run(kind, "rm", found)
     before: set[str] = set()
     # Newest first would do, were it not for images that others are made from: again until a round removes none.
-    while (left := set(engine.run("images", "-aq", "--filter", f"label={LABEL}").stdout.split())) and left != before:
+    while (left := set(engine.run("images", "--all", *made).stdout.split())) and left != before:
         engine.run("rmi", "--force", *left, check=False)
         before = left

@@ -6,6 +6,7 @@ Everything here runs real programs and waits for real answers; nothing is mocked
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -18,15 +19,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scripts import reference
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 REQUIREMENTS = ROOT / "requirements" / "image-test.txt"
 PROGRAMS = ("docker-compose", "hadolint")
+# The first part of every name that is given here.
+NAME = "dynchunk-test"
 # What the image is made of, and what makes it.
 PROJECT_FILES = (
     *("LICENSE", "dynchunk", "adapter", "docker-images", "launcher", "scripts"),
     *("Dockerfile", ".dockerignore", "compose.yaml", "compose.node.yaml"),
 )
+
+# How long anything may take. Nothing is late on a machine that has other things to do as well; this ends what hangs.
+PATIENCE_S = 900
 
 Finished = subprocess.CompletedProcess[str]
 
@@ -42,17 +50,17 @@ def clean_environ(**extra: str) -> dict[str, str]:
 
 
 def run(
-    *command: str, environ: dict[str, str], check: bool = True, timeout_s: float = 180, cwd: Path | None = None
+    *command: str, environ: dict[str, str], check: bool = True, said: str = "", cwd: Path | None = None
 ) -> Finished:
-    """Run a program. With `check`, what it said is in the error."""
+    """Run a program. `said`: its standard input. With `check`, what it says is in the error."""
     done = subprocess.run(
         command,
         env=environ,
         cwd=cwd,
-        stdin=subprocess.DEVNULL,
+        input=said,
         capture_output=True,
         text=True,
-        timeout=timeout_s,
+        timeout=PATIENCE_S,
         check=False,
     )
     if check and done.returncode:
@@ -67,12 +75,16 @@ def programs() -> Path:
         return here
     key = hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]
     folder = ROOT / ".cache" / f"image-test-{key}"
-    if not (folder / "complete").is_file():
-        shutil.rmtree(folder, ignore_errors=True)
-        run(sys.executable, "-m", "venv", str(folder), environ=dict(os.environ))
-        pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS))
-        run(*pip, environ=dict(os.environ), timeout_s=300)
-        (folder / "complete").touch()
+    folder.parent.mkdir(exist_ok=True)
+    # Two workers may want it at once.
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").is_file():
+            shutil.rmtree(folder, ignore_errors=True)
+            run(sys.executable, "-m", "venv", str(folder), environ=dict(os.environ))
+            pip = (str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS))
+            run(*pip, environ=dict(os.environ))
+            (folder / "complete").touch()
     return folder / "bin"
 
 
@@ -87,31 +99,30 @@ class Engine:
     version: str
     own: bool
 
-    def run(
-        self, *arguments: str, environ: Mapping[str, str] | None = None, check: bool = True, timeout_s: float = 180
-    ) -> Finished:
+    def run(self, *arguments: str, environ: Mapping[str, str] | None = None, check: bool = True) -> Finished:
         """`docker ARGUMENTS`."""
-        merged = self.environ | dict(environ or {})
-        return run(self.docker, *arguments, environ=merged, check=check, timeout_s=timeout_s)
+        return run(self.docker, *arguments, environ=self.environ | dict(environ or {}), check=check)
 
-    def http(self, url: str, body: dict[str, Any] | None = None, timeout_s: float = 60) -> Any:
+    def port(self, wanted: int) -> int:
+        """A port that stays ours: any in a network of our own, where nobody else is."""
+        return wanted if self.own else reference.free_port()
+
+    def http(self, url: str, body: dict[str, Any] | None = None) -> Any:
         """The JSON that a published port answers, or its text where it is no JSON."""
         client = (
             "import sys, urllib.request as r\n"
-            "url, body, timeout = sys.argv[1:]\n"
-            "ask = r.Request(url, body.encode() or None, {'Content-Type': 'application/json'})\n"
-            "sys.stdout.write(r.build_opener(r.ProxyHandler({})).open(ask, timeout=float(timeout)).read().decode())\n"
+            "ask = r.Request(sys.argv[1], sys.stdin.read().encode() or None, {'Content-Type': 'application/json'})\n"
+            "sys.stdout.write(r.build_opener(r.ProxyHandler({})).open(ask).read().decode())\n"
         )
-        said = run(
-            *self.enter,
-            *(sys.executable, "-S", "-E", "-c", client, url, json.dumps(body) if body else "", str(timeout_s)),
+        answer = run(
+            *(*self.enter, sys.executable, "-S", "-E", "-c", client, url),
             environ=self.environ,
-            timeout_s=timeout_s + 10,
+            said=json.dumps(body) if body else "",
         ).stdout
         try:
-            return json.loads(said)
+            return json.loads(answer)
         except json.JSONDecodeError:
-            return said
+            return answer
 
 
 @contextlib.contextmanager
@@ -134,7 +145,7 @@ def engine(config: Path) -> Iterator[Engine]:
 
 
 def _version(docker: str, environ: dict[str, str]) -> str:
-    asked = run(docker, "version", "--format", "{{.Server.Version}}", environ=environ, check=False, timeout_s=30)
+    asked = run(docker, "version", "--format", "{{.Server.Version}}", environ=environ, check=False)
     return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
@@ -160,7 +171,7 @@ def _install() -> None:
 
 def _apt_get(*arguments: str) -> Finished:
     environ = dict(os.environ) | {"DEBIAN_FRONTEND": "noninteractive"}
-    return run("apt-get", "--quiet", *arguments, environ=environ, check=False, timeout_s=300)
+    return run("apt-get", "--quiet", *arguments, environ=environ, check=False)
 
 
 @contextlib.contextmanager
@@ -183,7 +194,7 @@ def _private_engine() -> Iterator[tuple[str, int]]:
             raise AssertionError(script.stderr.read() if script.stderr else "private_engine.sh said nothing")
         yield f"unix://{folder}/s", int(said[1])
     finally:
-        script.communicate(timeout=60)
+        script.communicate(timeout=PATIENCE_S)
 
 
 class Project:
@@ -211,7 +222,6 @@ class Project:
         files: tuple[str, ...] = (),
         environ: Mapping[str, str] | None = None,
         check: bool = True,
-        timeout_s: float = 180,
     ) -> Finished:
         """`docker compose ARGUMENTS`, with `files` instead of compose.yaml."""
         chosen = [word for name in files for word in ("--file", name)]
@@ -221,7 +231,6 @@ class Project:
             *arguments,
             environ=self.environ | dict(environ or {}),
             check=check,
-            timeout_s=timeout_s,
             cwd=self.folder,
         )
 
@@ -232,7 +241,7 @@ class Project:
         return loaded
 
 
-def wait_until(condition: Any, timeout_s: float, every_s: float = 0.3) -> Any:
+def wait_until(condition: Any, timeout_s: float = PATIENCE_S, every_s: float = 0.3) -> Any:
     """The first true answer of `condition()`, or its last one."""
     deadline_s = time.monotonic() + timeout_s
     while not (answer := condition()) and time.monotonic() < deadline_s:

@@ -16,7 +16,7 @@ from dynchunk.patches.contracts import CONTRACTS, SCHEDULER
 from tests.image import harness
 from tests.image.conftest import BASE, BASE_PYTHONPATH, IMAGE, build
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.image, pytest.mark.xdist_group("docker"), pytest.mark.timeout(1800)]
 
 BOOT = "/opt/dynchunk/adapter/boot"
 
@@ -28,22 +28,12 @@ def inspect(engine: harness.Engine, image: str) -> dict[str, Any]:
     return config
 
 
-@pytest.fixture
-def context(tmp_path: Path) -> Path:
-    """A fresh copy of the project's files to build from."""
-    folder = tmp_path / "context"
-    folder.mkdir()
-    harness.Project.copy_to(folder)
-    return folder
-
-
-@pytest.fixture
-def derive(engine: harness.Engine, base: str, tmp_path: Path) -> Any:
+@pytest.fixture(scope="module")
+def derive(engine: harness.Engine, base: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function that makes a variant of the base from Dockerfile lines and returns its name."""
 
     def make(name: str, *lines: str, **files: str) -> str:
-        folder = tmp_path / name
-        folder.mkdir()
+        folder = tmp_path_factory.mktemp(name)
         for file, text in files.items():
             (folder / file).write_text(text)
         build(engine, folder, f"{BASE}:{name}", "\n".join([f"FROM {base}", *lines, ""]))
@@ -55,6 +45,29 @@ def derive(engine: harness.Engine, base: str, tmp_path: Path) -> Any:
 def overlay(engine: harness.Engine, context: Path, base: str, name: str, check: bool = True) -> harness.Finished:
     """Build DynChunk's image on `base`."""
     return build(engine, context, f"{IMAGE}:{name}", None, "--build-arg", f"BASE_IMAGE={base}", check=check)
+
+
+@pytest.fixture(scope="module")
+def littered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout with keys, caches and stray files in it, whose files only their owner may read."""
+    folder = tmp_path_factory.mktemp("littered")
+    harness.Project.copy_to(folder)
+    (folder / ".env").write_text("API_KEY=secret\n")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("secret\n")
+    (folder / "model.safetensors").write_text("large\n")
+    (folder / "adapter" / "__pycache__").mkdir()
+    (folder / "adapter" / "__pycache__" / "stale.cpython-311.pyc").write_text("stale\n")
+    for path in folder.rglob("*"):
+        path.chmod(0o700 if path.is_dir() else 0o600)  # a strict umask, or a system without executable bits
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unusual(engine: harness.Engine, littered: Path, derive: Any) -> str:
+    """The image of such a checkout, on a base without a PYTHONPATH."""
+    overlay(engine, littered, derive("no-path", "ENV PYTHONPATH="), "unusual")
+    return f"{IMAGE}:unusual"
 
 
 def test_the_base_is_kept(engine: harness.Engine, base: str, image: str) -> None:
@@ -79,17 +92,16 @@ def test_the_image_says_how_to_run_and_to_check_it(engine: harness.Engine, image
     assert "30000/tcp" in config["ExposedPorts"]
 
 
-def test_an_empty_pythonpath_of_the_base_adds_nothing(engine: harness.Engine, context: Path, derive: Any) -> None:
+def test_an_empty_pythonpath_of_the_base_adds_nothing(engine: harness.Engine, unusual: str) -> None:
     """Without a PYTHONPATH in the base ours has one entry; an empty second one would be the working directory."""
-    overlay(engine, context, derive("no-path", "ENV PYTHONPATH="), "no-path")
-    assert f"PYTHONPATH={BOOT}" in inspect(engine, f"{IMAGE}:no-path")["Env"]
+    assert f"PYTHONPATH={BOOT}" in inspect(engine, unusual)["Env"]
 
 
-def test_buildkit_builds_it_too(engine: harness.Engine, context: Path, base: str, image: str) -> None:
+def test_buildkit_builds_it_too(engine: harness.Engine, files: Path, base: str, image: str) -> None:
     """The newer builder makes the same image."""
     # Docker 20.10's own client has BuildKit inside; later ones need buildx beside them.
     client = "/usr/bin/docker" if Path("/usr/bin/docker").is_file() else engine.docker
-    command = (client, "build", "--tag", f"{IMAGE}:buildkit", "--build-arg", f"BASE_IMAGE={base}", str(context))
+    command = (client, "build", "--tag", f"{IMAGE}:buildkit", "--build-arg", f"BASE_IMAGE={base}", str(files))
     done = harness.run(*command, environ=engine.environ | {"DOCKER_BUILDKIT": "1"}, check=False)
     if "buildx component is missing" in done.stderr:
         pytest.skip("this Docker client has no BuildKit")
@@ -99,26 +111,18 @@ def test_buildkit_builds_it_too(engine: harness.Engine, context: Path, base: str
         assert ours.get(key) == classic.get(key)
 
 
-def test_only_our_files_go_in(engine: harness.Engine, context: Path, base: str) -> None:
+def test_only_our_files_go_in(engine: harness.Engine, littered: Path, unusual: str) -> None:
     """Keys, caches and stray files of the checkout stay out; the rest is readable and compiled for any user."""
-    (context / ".env").write_text("API_KEY=secret\n")
-    (context / ".git").mkdir()
-    (context / ".git" / "config").write_text("secret\n")
-    (context / "model.safetensors").write_text("large\n")
-    (context / "adapter" / "__pycache__").mkdir()
-    (context / "adapter" / "__pycache__" / "stale.cpython-311.pyc").write_text("stale\n")
-    for path in context.rglob("*"):
-        path.chmod(0o700 if path.is_dir() else 0o600)  # a strict umask, or a system without executable bits
-    overlay(engine, context, base, "strict")
     # As nobody in particular and without a place to write to: what is missing cannot be made up for.
-    run = ("run", "--rm", "--user", "12345:12345", "--read-only", f"{IMAGE}:strict")
-    found = engine.run(*run, "sh", "-c", "cd /opt/dynchunk && find . -type f && find . -type f -readable | wc -l")
-    *files, readable = found.stdout.split()
+    run = ("run", "--rm", "--user", "12345:12345", "--read-only", unusual)
+    look = "cd /opt/dynchunk && find . -type f && find . -type f -readable | wc -l && dynchunk --version"
+    *found, version = engine.run(*run, "sh", "-c", look).stdout.splitlines()
+    *files, readable = found
     seen = {file.removeprefix("./") for file in files}
     wanted = {
-        str(path.relative_to(context))
+        str(path.relative_to(littered))
         for name in ("LICENSE", "dynchunk", "adapter", "docker-images", "launcher", "scripts")
-        for path in [context / name, *(context / name).rglob("*")]
+        for path in [littered / name, *(littered / name).rglob("*")]
         if path.is_file() and path.suffix != ".pyc"
     }
     assert {file for file in seen if not file.endswith(".pyc")} == wanted
@@ -130,10 +134,10 @@ def test_only_our_files_go_in(engine: harness.Engine, context: Path, base: str) 
     }
     assert {file for file in seen if file.endswith(".pyc")} == compiled
     assert int(readable) == len(files)
-    assert engine.run(*run, "dynchunk", "--version").stdout == f"dynchunk {__version__}\n"
+    assert version == f"dynchunk {__version__}"
 
 
-def test_a_base_whose_engine_misses_a_contract_is_refused(engine: harness.Engine, context: Path, derive: Any) -> None:
+def test_a_base_whose_engine_misses_a_contract_is_refused(engine: harness.Engine, files: Path, derive: Any) -> None:
     """An engine in which a hooked function has another shape fails the build, which names the function."""
     path = Path(sysconfig.get_paths()["purelib"], *SCHEDULER.split(".")).with_suffix(".py")
     contract = CONTRACTS[SCHEDULER][0]
@@ -143,24 +147,25 @@ def test_a_base_whose_engine_misses_a_contract_is_refused(engine: harness.Engine
     assert changed != text
     ast.parse(changed)
     other = derive("mutilated", f"COPY scheduler.py {path}", **{"scheduler.py": changed})
-    done = overlay(engine, context, other, "mutilated", check=False)
+    done = overlay(engine, files, other, "mutilated", check=False)
     assert done.returncode != 0
     said = f"dynchunk: not met: {SCHEDULER}: {contract.target}: expected (self), found (self, something_new"
     assert said in done.stdout + done.stderr
 
 
-def test_a_base_without_the_engine_is_refused(engine: harness.Engine, context: Path, derive: Any) -> None:
+def test_a_base_without_the_engine_is_refused(engine: harness.Engine, files: Path, derive: Any) -> None:
     """A base that is no SGLang image fails the build, which says so."""
-    site = sysconfig.get_paths()["purelib"]
-    done = overlay(engine, context, derive("no-engine", f"RUN rm -r {site}/sglang"), "no-engine", check=False)
+    # The Python that the stand-in's environment was made from has no packages.
+    plain = derive("no-engine", f"ENV PATH={sys.base_prefix}/bin:/usr/local/bin:/usr/bin:/bin")
+    done = overlay(engine, files, plain, "no-engine", check=False)
     assert done.returncode != 0
     assert "sglang is not installed for" in done.stdout + done.stderr
 
 
-def test_a_base_that_keeps_the_adapter_out_is_refused(engine: harness.Engine, context: Path, derive: Any) -> None:
+def test_a_base_that_keeps_the_adapter_out_is_refused(engine: harness.Engine, files: Path, derive: Any) -> None:
     """Where `python3` ignores PYTHONPATH the adapter would never run; that image is not made."""
     wrapper = f'#!/bin/sh\nexec {sys.prefix}/bin/python3 -E "$@"\n'
     lines = ("COPY python3 /opt/isolated/", "RUN chmod 755 /opt/isolated/python3", "ENV PATH=/opt/isolated:$PATH")
-    done = overlay(engine, context, derive("isolated", *lines, python3=wrapper), "isolated", check=False)
+    done = overlay(engine, files, derive("isolated", *lines, python3=wrapper), "isolated", check=False)
     assert done.returncode != 0
     assert "dynchunk: image: the adapter is not loaded by python3 (/opt/isolated/python3)" in done.stdout + done.stderr

@@ -11,8 +11,9 @@ import pytest
 from scripts.doctor import containers
 from scripts.doctor.verdict import Level
 from tests.image import harness
+from tests.image.conftest import NAME
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.image, pytest.mark.xdist_group("docker"), pytest.mark.timeout(1800)]
 
 
 def doctor(engine: harness.Engine, image: str, *options: str) -> dict[str, dict[str, Any]]:
@@ -41,7 +42,7 @@ def test_a_container_without_init_and_with_a_limit(engine: harness.Engine, image
 
 def test_from_outside(engine: harness.Engine, image: str) -> None:
     """What `docker inspect` says of a container of our image: its health check is light, its init is there."""
-    name = "dynchunk-doctor-test"
+    name = f"{NAME}-doctor"
     engine.run("create", "--init", "--name", name, image, "dynchunk", "serve", check=True)
     try:
         [inspected] = json.loads(engine.run("inspect", name, check=True).stdout)

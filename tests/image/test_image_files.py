@@ -13,8 +13,6 @@ from launcher import allocator, health
 from launcher.environment import Launch
 from tests.image import harness
 
-pytestmark = pytest.mark.image
-
 DOCKERFILE = harness.ROOT / "Dockerfile"
 NODE = {"NNODES": "2", "NODE_RANK": "1", "DIST_INIT_ADDR": "192.0.2.1:5000"}
 KNOBS = [env_name(f, PREFIX) for f in knob_fields(Settings)] + [env_name(f, "") for f in knob_fields(Launch)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -13,18 +12,19 @@ import pytest
 
 from scripts import reference
 from tests.image import harness
+from tests.image.conftest import NAME
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.image, pytest.mark.xdist_group("docker"), pytest.mark.timeout(2400)]
 
 FILES = (
     "compose.yaml",
     "compose.node.yaml",
     *(str(harness.HERE / f"compose.{name}.yaml") for name in ("test", "nodes")),
 )
-WATCHDOG_S = 30
-START_S = 240
-# The client's arguments hold no more than 128 KiB.
-PROMPT = [10 + n % 89 for n in range(24_000)]
+# What the engine says when it ends because of its watchdog, and not because it has noticed by itself.
+WATCHDOG_SAYS = "watchdog timeout"
+# Far from its end, on any machine, when the first chunks of it have been seen.
+PROMPT = [10 + n % 89 for n in range(120_000)]
 
 
 class Hosts:
@@ -36,16 +36,17 @@ class Hosts:
         self.url = url
 
     def compose(self, host: int, *arguments: str, check: bool = True) -> harness.Finished:
-        return self.projects[host].compose(*arguments, files=FILES, check=check, timeout_s=START_S)
+        return self.projects[host].compose(*arguments, files=FILES, check=check)
 
     def up(self, host: int) -> None:
         self.compose(host, "up", "--detach", "server")
 
     def wait_until_serving(self) -> None:
-        def serving() -> bool:
-            return all(self.state(host) == "healthy" for host in range(len(self.projects)))
+        def states() -> set[str]:
+            return {self.state(host) for host in range(len(self.projects))}
 
-        assert harness.wait_until(serving, START_S), "\n".join(self.log(n)[-4000:] for n in range(len(self.projects)))
+        harness.wait_until(lambda: states() == {"healthy"} or "exited" in states())
+        assert states() == {"healthy"}, "\n".join(self.log(n)[-4000:] for n in range(len(self.projects)))
 
     def state(self, host: int) -> str:
         """`healthy` or another state of health while it runs, else `exited`."""
@@ -59,28 +60,27 @@ class Hosts:
     def ask(self, prompt: list[int], tokens: int) -> int:
         """Tokens of an answer."""
         sampling = {"max_new_tokens": tokens, "temperature": 0}
-        answer = self.engine.http(f"{self.url}/generate", {"input_ids": prompt, "sampling_params": sampling}, 300)
+        answer = self.engine.http(f"{self.url}/generate", {"input_ids": prompt, "sampling_params": sampling})
         return int(answer["meta_info"]["completion_tokens"])
 
 
 @pytest.fixture
 def hosts(engine: harness.Engine, image: str, files: Path, programs: Path) -> Iterator[Hosts]:
     """Both hosts, serving."""
-    port = reference.free_port()
+    port = engine.port(20_000)
     shared = {
         "NNODES": "2",
         "TP_SIZE": "2",
-        "DIST_INIT_ADDR": f"127.0.0.1:{reference.free_port()}",
+        "DIST_INIT_ADDR": f"127.0.0.1:{engine.port(21_000)}",
         "CHUNKED_PREFILL_SIZE": "256",
-        "CONTEXT_LENGTH": "30000",
+        "CONTEXT_LENGTH": "131072",
         "TEST_IMAGE": image,
         "TEST_ENVIRONMENT": sys.prefix,
         "TEST_MODEL": str(reference.make_model()),
-        "TEST_WATCHDOG_S": str(WATCHDOG_S),
     }
     projects = []
     for rank in range(2):
-        own = {"COMPOSE_PROJECT_NAME": f"dynchunk-node{rank}-{os.getpid()}", "NODE_RANK": str(rank)}
+        own = {"COMPOSE_PROJECT_NAME": f"{NAME}-node{rank}", "NODE_RANK": str(rank)}
         # Hosts of their own could listen on the same port.
         own["PORT"] = str(port + rank)
         projects.append(harness.Project(files, programs / "docker-compose", engine, **shared, **own))
@@ -92,13 +92,13 @@ def hosts(engine: harness.Engine, image: str, files: Path, programs: Path) -> It
         yield both
     finally:
         for rank in range(2):
-            both.compose(rank, "down", "--volumes", "--timeout", "5", check=False)
+            both.compose(rank, "down", "--volumes", "--timeout", "0", check=False)
 
 
 def test_a_host_that_dies_in_a_prefill_is_reported_and_a_restart_recovers(hosts: Hosts) -> None:
-    """The other host ends with an error within the watchdog's time, its client is told; both serve after a restart."""
+    """The other host ends with an error before its watchdog does, its client is told; both serve after a restart."""
     assert hosts.ask(PROMPT[:2000], 4) == 4
-    assert "2 ranks run under the same settings" in hosts.log(0)
+    assert harness.wait_until(lambda: "2 ranks run under the same settings" in hosts.log(0))
     failures: list[BaseException] = []
 
     def long_prompt() -> None:
@@ -110,15 +110,17 @@ def test_a_host_that_dies_in_a_prefill_is_reported_and_a_restart_recovers(hosts:
     client = threading.Thread(target=long_prompt)
     before = hosts.log(0).count("Prefill batch")
     client.start()
-    assert harness.wait_until(lambda: hosts.log(0).count("Prefill batch") >= before + 5, 60), hosts.log(0)[-3000:]
+    # More than the first prompt can have added late.
+    assert harness.wait_until(lambda: hosts.log(0).count("Prefill batch") >= before + 12), hosts.log(0)[-3000:]
     hosts.compose(1, "kill", "server")
-    assert harness.wait_until(lambda: hosts.state(0) == "exited", WATCHDOG_S), "the other host has not noticed"
+    assert harness.wait_until(lambda: hosts.state(0) == "exited"), "the other host has not noticed"
     # A read or a write that failed, reset or closed: it depends on how much of what was sent had been read.
-    log = hosts.log(0)
-    assert re.search(r"RuntimeError: \[\S*gloo/transport/tcp/pair\.cc", log), log[-5000:]
-    client.join(60)
+    error = re.compile(r"RuntimeError: \[\S*gloo/transport/tcp/pair\.cc")
+    assert harness.wait_until(lambda: error.search(hosts.log(0))), hosts.log(0)[-5000:]
+    assert WATCHDOG_SAYS not in hosts.log(0)
+    client.join(harness.PATIENCE_S)
     assert len(failures) == 1, "the client was not told"
     for rank in range(2):
         hosts.up(rank)
     hosts.wait_until_serving()
-    assert hosts.ask(PROMPT, 4) == 4
+    assert hosts.ask(PROMPT[:4000], 4) == 4

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.image import harness
 
-pytestmark = [pytest.mark.image, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.image, pytest.mark.xdist_group("docker"), pytest.mark.timeout(1800)]
 
 SEEN = """
 import json, sys
@@ -24,16 +25,27 @@ print(json.dumps({
 """
 
 
-@pytest.fixture(scope="session")
-def container(engine: harness.Engine, image: str) -> Any:
-    """A function that runs a command in a fresh container, the engine's environment mounted, and returns its result."""
+MOUNT = ("--volume", f"{sys.prefix}:{sys.prefix}:ro")
 
-    def run(*command: str, options: tuple[str, ...] = (), check: bool = False, **environ: str) -> harness.Finished:
-        given = [word for name, value in environ.items() for word in ("--env", f"{name}={value}")]
-        mount = ("--volume", f"{sys.prefix}:{sys.prefix}:ro")
-        return engine.run("run", "--rm", "--init", *mount, *given, *options, image, *command, check=check)
 
-    return run
+@pytest.fixture(scope="module")
+def container(engine: harness.Engine, image: str) -> Iterator[Any]:
+    """A function that runs a command in a container that does nothing else, the engine's environment mounted."""
+    started = engine.run("run", "--detach", "--init", "--no-healthcheck", *MOUNT, image, "sleep", "infinity")
+    name = started.stdout.strip()
+
+    def execute(*command: str, options: tuple[str, ...] = (), check: bool = False, **environ: str) -> harness.Finished:
+        return engine.run("exec", *given(environ), *options, name, *command, check=check)
+
+    try:
+        yield execute
+    finally:
+        engine.run("rm", "--force", "--volumes", name)
+
+
+def given(environ: dict[str, str]) -> list[str]:
+    """The options that give a container these variables."""
+    return [word for name, value in environ.items() for word in ("--env", f"{name}={value}")]
 
 
 def test_every_python_has_the_adapter(container: Any) -> None:
@@ -78,9 +90,10 @@ def test_a_dry_run_shows_what_would_start(container: Any) -> None:
     assert "budget 100,000,000" in done.stdout
 
 
-def test_wrong_settings_end_the_container(container: Any) -> None:
+def test_wrong_settings_end_the_container(engine: harness.Engine, image: str) -> None:
     """The image's own command names every wrong setting and exits with 2; the engine is not started."""
-    done = container(MODEL_PATH="/models/some", DYNCHUNK_BUDGET="-1", DYNCHUNK_BUGDET="1e8", PORT="0")
+    wrong = {"MODEL_PATH": "/models/some", "DYNCHUNK_BUDGET": "-1", "DYNCHUNK_BUGDET": "1e8", "PORT": "0"}
+    done = engine.run("run", "--rm", "--init", *MOUNT, *given(wrong), image, check=False)
     assert done.returncode == 2
     assert "not started: 3 settings are wrong" in done.stderr
     assert "DYNCHUNK_BUDGET='-1': not from 1 to" in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -21,7 +20,7 @@ from dynchunk.policy.budget import Budget
 from dynchunk.policy.calibration import Update
 from dynchunk.policy.latency import from_ms, parse_mode
 from dynchunk.prefill_log import LARGEST, PrefillLog
-from tests.conftest import ROOT, run_python
+from tests.conftest import ROOT, clean_environ, run_python
 
 LABELS = {"model_name": "m", "engine_type": "unified", "tp_rank": 0, "pp_rank": 0, "moe_ep_rank": 0, "priority": ""}
 OURS = {"model_name": "m", "engine_type": "unified", "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
@@ -179,10 +178,7 @@ metrics.after(SimpleNamespace(reqs=[("r", 1000 * int(rank), 64)]))
 
 def test_the_engines_multiprocess_mode(tmp_path: Path) -> None:
     """Two scheduler processes, one scrape: every declared metric is there, each rank with its own value."""
-    environ = os.environ | {
-        "PROMETHEUS_MULTIPROC_DIR": str(tmp_path),
-        "PYTHONPATH": str(ROOT / "adapter"),
-    }
+    environ = clean_environ(PROMETHEUS_MULTIPROC_DIR=str(tmp_path), PYTHONPATH=str(ROOT / "adapter"))
     for rank in "01":
         subprocess.run([sys.executable, "-c", RANK, rank], env=environ, check=True)
     scrape = (

@@ -191,12 +191,15 @@ def test_report_changes_nothing(fake_engine: Path) -> None:
 def test_report_says_what_a_scheduler_would_run_under(fake_engine: Path, chunk: int, said: str) -> None:
     """Once the engine has settled its sizes, mode `report` says what `on` would make of them, or why it would not."""
     child = (
-        f"import {WATCHED} as m, sglang.srt.runtime_context as c, time, types\ntime.sleep(0.7)\n"
+        "import threading, time, types\nfrom dynchunk.patches import look_on\nlook_on.ASK_AGAIN_S = 0.01\n"
+        "looks, ask = [], look_on._published\nlook_on._published = lambda: (looks.append(1), ask())[1]\n"
+        f"import {WATCHED} as m, sglang.srt.runtime_context as c\nwhile len(looks) < 2: time.sleep(0.01)\n"
         f"c.published = types.SimpleNamespace(chunked_prefill_size={chunk}, page_size=64, context_length=900_000)\n"
-        "time.sleep(1.5); print(hasattr(m.Scheduler.maybe_init_dynamic_chunk_sizer, '__dynchunk__'))"
+        "[looking] = [t for t in threading.enumerate() if t.name == 'dynchunk-report']\nlooking.join()\n"
+        "print(hasattr(m.Scheduler.maybe_init_dynamic_chunk_sizer, '__dynchunk__'))"
     )
     done = run_python(
-        f"import multiprocessing as mp\nmp.get_context('spawn').Process(target=exec, args=({child!r},)).start()",
+        f"import multiprocessing as mp\nmp.get_context('spawn').Process(target=exec, args=({child!r}, {{}})).start()",
         path=(BOOT, fake_engine),
         DYNCHUNK_MODE="report",
     )

@@ -162,7 +162,7 @@ def test_live_on_a_terminal(httpserver: HTTPServer) -> None:
             os.close(terminal)
 
 
-def drained(terminal: int, process: subprocess.Popen[bytes], timeout_s: float = 30) -> int | None:
+def drained(terminal: int, process: subprocess.Popen[bytes], timeout_s: float = 120) -> int | None:
     """The exit code, the terminal being read all the while: a program whose output nobody takes cannot end."""
     deadline = time.monotonic() + timeout_s
     while process.poll() is None and time.monotonic() < deadline:
@@ -172,7 +172,7 @@ def drained(terminal: int, process: subprocess.Popen[bytes], timeout_s: float = 
     return process.poll()
 
 
-def read_until(terminal: int, wanted: str, timeout_s: float = 30) -> None:
+def read_until(terminal: int, wanted: str, timeout_s: float = 120) -> None:
     seen = ""
     deadline = time.monotonic() + timeout_s
     while wanted not in seen:

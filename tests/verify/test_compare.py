@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from scripts.verify import compare, compare_record
 from scripts.verify.compare_errors import CompareError
 from scripts.verify.errors import MemguardError, RecordError, ServerGoneError, ServerTimeoutError, WrongKeyError
 from tests.conftest import ROOT, clean_environ
+from tests.verify.engine_programs import AT_MOST_S, until
 from tests.verify.fake_streams import FakeStreams
 
 pytestmark = pytest.mark.slow
@@ -274,9 +274,10 @@ def test_what_the_sides_differ_in_is_said(start: Start, run: Callable[..., Ran])
     assert "Both sides are one server" in run(a=one, b=one).report
 
 
-def test_servers_that_cannot_be_asked(start: Start, run: Callable[..., Ran]) -> None:
+def test_servers_that_cannot_be_asked(start: Start, run: Callable[..., Ran], tmp_path: Path) -> None:
     """Nobody there, a wrong key, other people's requests, a death in an answer, a long silence: which and why."""
-    a = start()
+    a, recorded = start(), tmp_path / "recorded.jsonl"
+    assert run(a=a, record=recorded).code == 0
     gone = start()
     gone.stop()
     with pytest.raises(ServerGoneError, match="say where it is with --b"):
@@ -289,7 +290,7 @@ def test_servers_that_cannot_be_asked(start: Start, run: Callable[..., Ran]) -> 
     with pytest.raises(ServerGoneError):
         run(a=a, b=start(dies_after=2))
     with pytest.raises(ServerTimeoutError, match=r"did not answer within 0\.2 s"):
-        run(a=a, b=start(token_s=1.0), timeout_s=0.2)
+        run(b=start(token_s=600.0), against=recorded, timeout_s=0.2)
 
 
 def test_answers_before_a_failure_are_kept(start: Start, run: Callable[..., Ran], tmp_path: Path) -> None:
@@ -360,7 +361,7 @@ def program(*arguments: object, **environ: str) -> subprocess.CompletedProcess[s
         env=clean_environ(**environ),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=AT_MOST_S,
         check=False,
     )
 
@@ -393,12 +394,9 @@ def test_an_interrupted_run_reports_what_it_has(start: Start, prompts: Path, tmp
     out = tmp_path / "out"
     command = [sys.executable, "-m", "scripts.verify.compare", prompts, "--a", a.url, "--b", b.url, "--out", out]
     with subprocess.Popen(command, cwd=ROOT, env=clean_environ(), stdout=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 30
-        while len(b.asked) < 5:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert until(lambda: len(b.asked) >= 5)
         os.kill(process.pid, signal.SIGTERM)
-        shown, _ = process.communicate(timeout=30)
+        shown, _ = process.communicate(timeout=AT_MOST_S)
     assert process.returncode == 130
     summary = json.loads((out / "compare.json").read_text())
     assert summary["interrupted"]

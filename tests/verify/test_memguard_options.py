@@ -13,6 +13,7 @@ from scripts.verify.errors import MemguardError
 from scripts.verify.memguard import DEFAULT_SIZES, parse_sizes
 from scripts.verify.redact import redacted_command, without_password
 from tests.conftest import ROOT, clean_environ
+from tests.verify.engine_programs import AT_MOST_S
 
 KEY = "s3cret-key"
 
@@ -24,7 +25,7 @@ def program(*arguments: str, module: str = "memguard", **env: str) -> subprocess
         env=clean_environ(COLUMNS="200", PYTHONPATH=f"{ROOT}/adapter:{ROOT}", **env),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=AT_MOST_S,
         check=False,
     )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from scripts.verify import device, engine, figures, machine, plots, records, rep
 from scripts.verify.decide import GIB, Sample
 from scripts.verify.errors import RecordError
 from scripts.verify.results import Abort, Chunk, Outcome, Probe, Run, Step, Verdict, from_json, to_json
+from tests.verify.engine_programs import AT_MOST_S, until
 
 
 def a_run(label: str = "budget", **fields: Any) -> Run:
@@ -326,15 +326,13 @@ class DiscreteNvml(FakeNvml):
 
 def test_gpus_with_memory_of_their_own_are_read_beside_the_ramp(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least that was free on each since the mark; where GPU memory is the host's nothing is read."""
+    monkeypatch.setattr(DiscreteNvml, "free", [list(readings) for readings in DiscreteNvml.free])  # they are used up
     monkeypatch.setitem(sys.modules, "pynvml", DiscreteNvml)
     monkeypatch.setattr(device, "POLL_S", 0.01)
     devices = device.Devices()
     assert devices.present
     devices.start()
-    deadline_s = time.monotonic() + 5
-    while devices.low_bytes() != [40 * GIB, 30 * GIB]:
-        assert time.monotonic() < deadline_s, devices.low_bytes()
-        time.sleep(0.01)
+    assert until(lambda: devices.low_bytes() == [40 * GIB, 30 * GIB]), devices.low_bytes()
     devices.mark()
     devices.end()
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml)
@@ -358,7 +356,7 @@ def test_a_driver_that_fails_costs_only_its_figures(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(device, "POLL_S", 0.01)
     devices = device.Devices()
     devices.start()
-    devices.join(timeout=30)
+    devices.join(timeout=AT_MOST_S)
     assert not devices.is_alive()
     assert devices.low_bytes() == []
 

@@ -12,6 +12,7 @@ import pytest
 from scripts.verify.decide import GIB, Sample
 from scripts.verify.records import sample_from_json, sample_to_json
 from tests.conftest import ROOT, clean_environ
+from tests.verify.engine_programs import AT_MOST_S
 
 FILES = Path(__file__).parent / "replay"
 
@@ -23,7 +24,7 @@ def replay(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=clean_environ(COLUMNS="200", PYTHONPATH=f"{ROOT}/adapter:{ROOT}"),
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=AT_MOST_S,
         check=False,
     )
 

@@ -16,6 +16,7 @@ from scripts.verify.decide import GIB
 from scripts.verify.errors import RecordError
 from scripts.verify.results import Abort, Probe, Run, Step, Verdict, holds_for, smallest_aborted_tokens, to_json
 from tests.conftest import ROOT, clean_environ
+from tests.verify.engine_programs import AT_MOST_S
 from tests.verify.test_memguard_report import a_run, record
 
 
@@ -86,7 +87,7 @@ def test_the_command(tmp_path: Path) -> None:
 
     def run(new: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*command, str(new)], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=30, check=False
+            [*command, str(new)], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=AT_MOST_S, check=False
         )
 
     done = run(tmp_path / "new")

@@ -50,7 +50,7 @@ def test_a_process_without_sglang_loads_nothing_heavy() -> None:
         "dynchunk.import_watch",
     }
     assert "dynchunk.import_watch" in ours
-    assert not ours & set(HEAVY)
+    assert not ours & set(HEAVY) - {"linecache"}  # Python 3.13 loads that one itself, for `-c`
 
 
 def test_off_does_nothing_at_all() -> None:

@@ -24,13 +24,14 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 
 
 def clean_environ(**extra: str) -> dict[str, str]:
-    """This environment without anything of DynChunk's or Python's path in it."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYNCHUNK_", "PYTHON", "SGLANG_"))}
+    """This environment without anything of DynChunk's or Python's path in it; `python3` is the Python of the tests."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYNCHUNK_", "PYTHON", "PYTORCH_", "SGLANG_"))}
+    kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return kept | extra
 
 
 def run_python(
-    code: str, *flags: str, path: tuple[Path, ...] = (BOOT,), timeout_s: int = 60, **env: str
+    code: str, *flags: str, path: tuple[Path, ...] = (BOOT,), timeout_s: int = 300, **env: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `code` in a fresh interpreter with `path` on PYTHONPATH."""
     environ = clean_environ(PYTHONPATH=os.pathsep.join(map(str, path)), **env)

@@ -97,15 +97,14 @@ def test_what_graphs_keep_is_no_headroom(monkeypatch: pytest.MonkeyPatch) -> Non
     assert memory.unused_reserved_bytes() == GIB
 
 
-def test_headroom_on_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headroom_on_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """MemAvailable less the guard, whatever the driver says."""
     _, memory = fake_device(monkeypatch, is_integrated=True)
-    available = next(
-        int(line.split()[1]) * 1024
-        for line in Path("/proc/meminfo").read_text().splitlines()
-        if line.startswith("MemAvailable:")
-    )
-    assert memory.headroom_bytes(guard_bytes=GIB) == pytest.approx(available - GIB, abs=GIB // 2)
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemFree: 1 kB\nMemAvailable: {7 * GIB // 1024} kB\n")
+    monkeypatch.setattr("dynchunk.patches.cuda_device.Path", lambda _: meminfo)
+    assert memory.available_bytes() == 7 * GIB
+    assert memory.headroom_bytes(guard_bytes=GIB) == 6 * GIB
 
 
 @pytest.mark.parametrize(

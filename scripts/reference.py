@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random, SystemRandom
@@ -121,6 +122,7 @@ def prompt(tokens: int, seed: int) -> list[int]:
     return [draw.randrange(1000, 9000) for _ in range(tokens)]
 
 
+@functools.cache
 def make_model() -> Path:
     """The tiny model, written once."""
     done = subprocess.run(
@@ -163,11 +165,12 @@ def serving(
     folder: Path,
     *flags: str,
     engine_path: Sequence[Path] = (),
+    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
     **environ: str,
 ) -> Iterator[Server]:
     """An engine with DynChunk's boot folder on PYTHONPATH. Log and trace go to `folder`; further flags to the engine.
 
-    engine_path: an unpacked engine to run instead of the installed one.
+    engine_path: an unpacked engine to run instead of the installed one. start: what starts a process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     trace = folder / "trace.jsonl"
@@ -175,7 +178,7 @@ def serving(
     path = os.pathsep.join(map(str, (BOOT, *engine_path, PLUGIN)))
     settings = outer_environ() | platform_environ() | {"PYTHONPATH": path, "DYNCHUNK_TRACE": str(trace)} | environ
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(make_model()), "--port", str(port)]
-    with running([*command, *FLAGS, *flags], settings, folder / "server.log", trace, port) as server:
+    with running([*command, *FLAGS, *flags], settings, folder / "server.log", trace, port, start=start) as server:
         yield server
 
 
@@ -186,12 +189,14 @@ def running(
     log: Path,
     trace: Path,
     port: int,
+    *,
+    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
 ) -> Iterator[Server]:
     """Run a command that serves on `port`; wait until it is healthy; in the end stop every process of it."""
     process = None
     try:
         with log.open("wb") as output, undisturbed():
-            process = subprocess.Popen(
+            process = start(
                 command, env=environ, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
         server = Server(f"http://127.0.0.1:{port}", process, log, trace)

@@ -23,6 +23,32 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+# What takes long begins first, so that in the end no worker has it alone. "off" before all: others read its answers.
+FIRST = ("off", "docker", "guarded", "two hosts")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also those that show more of the same (marked `more`)")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only --all runs, and put the long ones first."""
+    if not config.getoption("--all"):
+        left_out = [item for item in items if item.get_closest_marker("more")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    group = item.get_closest_marker("xdist_group")
+    if group is not None and group.args[0] in FIRST:
+        return FIRST.index(group.args[0])
+    kinds = ("image", "engine", "slow")
+    return len(FIRST) + next((i for i, kind in enumerate(kinds) if item.get_closest_marker(kind)), len(kinds))
+
+
 def clean_environ(**extra: str) -> dict[str, str]:
     """This environment without anything of DynChunk's or Python's path in it; `python3` is the Python of the tests."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYNCHUNK_", "PYTHON", "PYTORCH_", "SGLANG_"))}

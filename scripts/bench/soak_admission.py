@@ -26,34 +26,51 @@ from scripts.provenance import provenance
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def worker(passes: int, seed: int, *, hooks: bool) -> None:
-    """Run in this process, against the SGLang it finds; print one JSON line. hooks: False takes DynChunk's away."""
+class ViolationError(Exception):
+    """A promise was broken; the message is one JSON line with what it takes to see it again."""
+
+
+def soak(passes: int, seed: int) -> Counter[str]:
+    """Run seeded queues through the adder of the SGLang that this process finds. -> what was counted.
+
+    Raises ViolationError at the first violation, lost chunk or livelock.
+    """
     import random
 
+    from scripts.bench.admission_world import random_world
+
+    seen: Counter[str] = Counter()
+    while seen["passes"] < passes:
+        draw = random.Random(f"{seed}/{seen['queues']}")  # noqa: S311 - reproducible, not secret
+        world = random_world(draw)
+        try:
+            world.run()
+        except AssertionError as error:
+            failed = {"failed": str(error), "queue": seen["queues"], "seed": seed, "setting": repr(world.setting)}
+            raise ViolationError(json.dumps(failed)) from error
+        seen += world.seen
+        seen["queues"] += 1
+    return seen
+
+
+def worker(passes: int, seed: int, *, hooks: bool) -> None:
+    """Soak in this process; print one JSON line. hooks: False takes DynChunk's away."""
     import sglang.srt.managers.schedule_policy as engine
 
     from dynchunk import journal
-    from scripts.bench.admission_world import random_world
 
     assert hasattr(engine.PrefillAdder.add_one_req, "__dynchunk__"), "the hooks are not in place"
     if not hooks:
         for name in ("__init__", "add_chunked_req", "add_one_req"):
             setattr(engine.PrefillAdder, name, getattr(engine.PrefillAdder, name).__wrapped__)
-    seen: Counter[str] = Counter()
-    queues = 0
     start = time.perf_counter()
-    while seen["passes"] < passes:
-        draw = random.Random(f"{seed}/{queues}")  # noqa: S311 - reproducible, not secret
-        world = random_world(draw)
-        try:
-            world.run()
-        except AssertionError as error:
-            print(json.dumps({"failed": str(error), "queue": queues, "seed": seed, "setting": repr(world.setting)}))
-            sys.exit(1)
-        seen += world.seen
-        queues += 1
+    try:
+        seen = soak(passes, seed)
+    except ViolationError as error:
+        print(error)
+        sys.exit(1)
     took_s = time.perf_counter() - start
-    print(json.dumps({"version": journal.engine_version(), "queues": queues, "seconds": round(took_s, 1), **seen}))
+    print(json.dumps({"version": journal.engine_version(), "seconds": round(took_s, 1), **seen}))
 
 
 def run_version(version: str, passes: int, seed: int, *, hooks: bool = True) -> dict[str, object]:

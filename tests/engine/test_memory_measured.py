@@ -7,24 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from scripts.reference import prompt, serving
+from scripts.reference import prompt
 from scripts.verify import engine
+from tests.engine import asks, traffic
+from tests.engine.warm import serving
 
-pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore")]  # the engine warns on import
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("measured")]
 
 REFERENCE_BYTES = 24  # fp32 scores of the tiny model's 6 heads; see docker-images/cpu-reference/README.md
-
-
-def test_ranks_that_share_a_host_share_what_it_has_to_spare() -> None:
-    from dynchunk.patches.budget_at_start import headrooms
-
-    reports = {
-        "pp0tp0": {"headroom_bytes": 10, "host": "a"},
-        "pp0tp1": {"headroom_bytes": 12, "host": "a"},
-        "pp0tp2": {"headroom_bytes": 7, "host": "b"},
-        "pp0tp3": {"headroom_bytes": 9, "host": None},
-    }
-    assert headrooms(reports) == {"pp0tp0": 5, "pp0tp1": 6, "pp0tp2": 7, "pp0tp3": 9}
 
 
 def test_auto_budget_and_the_measured_coefficient(tmp_path: Path) -> None:
@@ -32,19 +22,22 @@ def test_auto_budget_and_the_measured_coefficient(tmp_path: Path) -> None:
 
     The next start takes that coefficient from the report.
     """
-    with serving(tmp_path / "first", "--tp", "2", "--chunked-prefill-size", "2048", DYNCHUNK_BUDGET="auto") as server:
+    flags = ("--tp", "2", *asks.STATIC)
+    with serving(tmp_path / "first", *flags, DYNCHUNK_BUDGET="auto") as server:
         state = server.state()
         budget = state["effective"]["budget"]
         assert f"= {budget:,} token^2 (reference:" in state["hooks"]["budget"]["detail"]
         assert "the least of 2 ranks" in state["hooks"]["budget"]["detail"]
-        said = [line for line in server.log.read_text().splitlines() if ": 0." in line and "pp0tp" in line]
-        assert [f"budget {budget:,} token^2" in line for line in said] == [True, True], "not the same on both ranks"
+
+        def said() -> list[str]:
+            return [line for line in server.log.read_text().splitlines() if ": 0." in line and "pp0tp" in line]
+
+        traffic.wait_until(lambda: len(said()) == 2)
+        assert [f"budget {budget:,} token^2" in line for line in said()] == [True, True], "not the same on both ranks"
         # Chunks of several sizes on several products of rows and keys, so that there is a line to see.
-        for budget in (12_000_000, 6_000_000, 3_000_000):
-            server.client.post(
-                f"{server.url}/set_internal_state", json={"server_args": {"dynchunk_budget": budget}}
-            ).raise_for_status()
-            server.tokens(prompt(20_000, budget))
+        for pairs in (8_000_000, 4_000_000, 2_000_000):
+            assert traffic.change_budget(server, pairs)
+            server.tokens(prompt(14_000, pairs))
         found = server.state()["coefficient"]
         assert found["trusted"], found
         # Each of two ranks has half the heads.
@@ -53,46 +46,7 @@ def test_auto_budget_and_the_measured_coefficient(tmp_path: Path) -> None:
     report = tmp_path / "run.json"
     report.write_text(json.dumps({"coefficient": measured}))
     environ = {"DYNCHUNK_BUDGET": "auto", "DYNCHUNK_REPORT": str(report)}
-    with serving(tmp_path / "second", "--tp", "2", "--chunked-prefill-size", "2048", **environ) as server:
+    with serving(tmp_path / "second", *flags, **environ) as server:
         hooks = server.state()["hooks"]
         assert hooks["report"]["outcome"] == "applied"
         assert "(measured by an earlier run on this engine and device)" in hooks["budget"]["detail"]
-
-
-def test_a_report_of_another_engine_is_said_and_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start goes on with the table; the journal has the reason."""
-    from dynchunk import journal, settings
-    from dynchunk.patches import budget_at_start, facts
-
-    report = tmp_path / "run.json"
-    monkeypatch.setattr(facts, "cost_identity", lambda _: {"engine": "here"})
-    monkeypatch.setattr(settings, "current", lambda: settings.Settings(budget="auto", report=str(report)))
-    fit = {"kind": "line", "bytes_per_pair": 12.5, "base_bytes": 0, "belongs_to": {"engine": "there"}}
-    for text, reason in (
-        (None, "there is no such file"),
-        ("{", "it is no JSON"),
-        ("{}", "no measured coefficient"),
-        (json.dumps({"coefficient": fit}), "it is of another engine: engine is 'here' here and 'there' there"),
-    ):
-        if text is not None:
-            report.write_text(text)
-        assert budget_at_start._measured_before(None) is None
-        entry = journal.snapshot()["hooks"]["report"]
-        assert entry["outcome"] == "not in use"
-        assert reason in entry["detail"]
-    report.write_text(json.dumps({"coefficient": fit | {"belongs_to": {"engine": "here"}}}))
-    found = budget_at_start._measured_before(None)
-    assert found is not None
-    assert found["millibytes"] == 12_500
-    everybody = {"pp0tp0": {"headroom_bytes": 10**10, "host": None, "path": None, "score_limit_bytes": 0}}
-    derived = budget_at_start.derive({"pp0tp0": everybody["pp0tp0"] | {"measured": found}}, 0)
-    assert derived.budget == 680_000_000
-
-
-def test_auto_is_refused_where_the_cost_is_not_known() -> None:
-    from dynchunk.patches.budget_at_start import derive
-    from dynchunk.settings import SettingsError
-
-    one = {"headroom_bytes": 10**10, "host": None, "path": None, "score_limit_bytes": 0, "measured": None}
-    with pytest.raises(SettingsError, match=r"set a number such as 2\.0e8"):
-        derive({"pp0tp0": one}, 0)

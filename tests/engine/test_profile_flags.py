@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from launcher import serve
-from tests.conftest import clean_environ
+from tests.conftest import ROOT, clean_environ
+from tests.engine import warm
 from tests.launcher import profiles
 
 pytestmark = pytest.mark.engine
@@ -19,7 +18,7 @@ import argparse, json, sys
 from sglang.srt.server_args import ServerArgs
 parser = argparse.ArgumentParser()
 ServerArgs.add_cli_args(parser)
-for argv in json.load(sys.stdin):
+for argv in json.loads(sys.argv[1]):
     print(json.dumps(vars(parser.parse_args(argv)), default=str))
 """
 READ_BACK = ("tp_size", "nnodes", "chunked_prefill_size", "context_length", "mem_fraction_static")
@@ -30,15 +29,8 @@ def test_the_engines_parser_takes_every_profile() -> None:
     settings = [make(name) for name in profiles.NAMES for make in (profiles.plain, profiles.context_parallel)]
     plans = [serve.plan(environ) for environ in settings]
     argv = [plan.argv[plan.argv.index("sglang.launch_server") + 1 :] for plan in plans]
-    done = subprocess.run(
-        [sys.executable, "-c", PARSE],
-        input=json.dumps(argv),
-        env=clean_environ(CUDA_VISIBLE_DEVICES=""),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    environ = clean_environ(CUDA_VISIBLE_DEVICES="")
+    done = warm.run(["python", "-c", PARSE, json.dumps(argv)], env=environ, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     parsed = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(parsed) == len(plans)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,11 @@ def answer_all(server: Server, asks: Sequence[Ask]) -> dict[str, dict[str, Any]]
     """Ask all at once."""
     with ThreadPoolExecutor(len(asks)) as pool:
         return dict(zip([a.rid for a in asks], pool.map(lambda a: answer(server, a), asks), strict=True))
+
+
+def chunks_of(batches: Iterable[dict[str, Any]], rid: str) -> list[tuple[int, int]]:
+    """(prefix, new tokens) of each chunk of one request."""
+    return [(prefix, new) for batch in batches for batch_rid, prefix, new in batch["reqs"] if batch_rid == rid]
 
 
 def assert_same(ours: dict[str, Any], stock: dict[str, Any]) -> None:
@@ -96,19 +102,80 @@ def assert_chunks_follow_each_other(batches: Iterable[dict[str, Any]], answers: 
         assert at == meta["prompt_tokens"], f"{rid}: {at} of {meta['prompt_tokens']} tokens were computed"
 
 
-def assert_log_agrees(log: Path, batches: Sequence[dict[str, Any]]) -> None:
+def assert_log_agrees(server: Server) -> None:
     """The engine's own log has the same new tokens, batch by batch, as the trace (decoding rows aside)."""
-    logged = [int(new) for new, _ in PREFILL_LINE.findall(log.read_text())]
-    traced = [
-        sum(new for _, _, new in batch["reqs"] if not (batch["mode"] == "mixed" and new == 1)) for batch in batches
-    ]
-    # What the engine ran before the hook was in place is in the log only.
-    assert logged[-len(traced) :] == traced
+
+    def agree() -> bool:
+        logged = [int(new) for new, _ in PREFILL_LINE.findall(server.log.read_text())]
+        traced = [
+            sum(new for _, _, new in batch["reqs"] if not (batch["mode"] == "mixed" and new == 1))
+            for batch in server.batches()
+        ]
+        # What the engine ran before the hook was in place is in the log only.
+        return bool(traced) and logged[-len(traced) :] == traced
+
+    wait_until(agree, what="log and trace do not agree")
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
-    """Raises AssertionError where `condition()` does not come true in time."""
+def assert_ranks_agree(server: Server, others: int = 1) -> None:
+    """Every other rank of this host ran the same batches; a rank writes its last line after the answer is out."""
+    for path in ranks_traces(server, others):
+        wait_until(
+            lambda path=path: [b["reqs"] for b in server.batches(path)] == [b["reqs"] for b in server.batches()],
+            what=f"{path.name}: this rank ran other batches",
+        )
+
+
+def ranks_traces(server: Server, others: int = 1) -> list[Path]:
+    """The traces of the other ranks."""
+    found: list[Path] = []
+
+    def there() -> bool:
+        found[:] = sorted(server.trace.parent.glob(f"{server.trace.name}.*"))
+        return len(found) == others
+
+    wait_until(there, what=f"there are not {others} traces of other ranks")
+    return found
+
+
+def assert_nothing_is_left(server: Server) -> None:
+    """No request runs or waits, and the cache can be emptied, which the engine refuses while anything is held.
+
+    Asked of the scheduler itself: the gauges in /metrics are up to half a minute old in an idle engine.
+    """
+    server.flush()
+    names = ("num_running_reqs", "num_waiting_reqs", "num_used_tokens")
+    wait_until(lambda: not any(load(server, name) for name in names), what="something is still held")
+
+
+def load(server: Server, name: str) -> int:
+    """One of the engine's numbers of now, over its replicas."""
+    loads = server.client.get(f"{server.url}/v1/loads").raise_for_status().json()["loads"]
+    return int(sum(one[name] for one in loads))
+
+
+@contextmanager
+def budget(server: Server, token_pairs: int, back_to: int) -> Iterator[None]:
+    """Change the running server's budget for a while, as an operator does."""
+    change_budget(server, token_pairs)
+    try:
+        yield
+    finally:
+        change_budget(server, back_to)
+
+
+def change_budget(server: Server, token_pairs: float) -> bool:
+    """POST a new budget -> whether the server took it."""
+    wanted = {"server_args": {"dynchunk_budget": token_pairs}}
+    answer = server.client.post(f"{server.url}/set_internal_state", json=wanted).raise_for_status().json()
+    return all(answer)
+
+
+def wait_until(
+    condition: Callable[[], object], timeout_s: float = 120, what: str = "it did not happen in time"
+) -> None:
+    """Raises AssertionError with `what` where `condition()` does not come true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, what
         time.sleep(0.05)

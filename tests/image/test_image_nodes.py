@@ -42,20 +42,29 @@ class Hosts:
         self.compose(host, "up", "--detach", "server")
 
     def wait_until_serving(self) -> None:
-        def states() -> set[str]:
-            return {self.state(host) for host in range(len(self.projects))}
+        def serving() -> bool:
+            states = self.states()
+            assert "exited" not in states, self.logs()
+            return set(states) == {"healthy"}
 
-        harness.wait_until(lambda: states() == {"healthy"} or "exited" in states())
-        assert states() == {"healthy"}, "\n".join(self.log(n)[-4000:] for n in range(len(self.projects)))
+        assert harness.wait_until(serving, every_s=1), self.logs()
 
-    def state(self, host: int) -> str:
-        """`healthy` or another state of health while it runs, else `exited`."""
-        name = self.compose(host, "ps", "--all", "--quiet", "server").stdout.strip()
+    def states(self) -> list[str]:
+        """Of each host: `healthy` or another state of health while it runs, else `exited`."""
         form = "{{if .State.Running}}{{.State.Health.Status}}{{else}}exited{{end}}"
-        return self.engine.run("inspect", "--format", form, name).stdout.strip()
+        names = [self.container(host) for host in range(len(self.projects))]
+        return self.engine.run("inspect", "--format", form, *names).stdout.split()
+
+    def container(self, host: int) -> str:
+        return f"{self.projects[host].environ['COMPOSE_PROJECT_NAME']}-server-1"
 
     def log(self, host: int) -> str:
-        return self.compose(host, "logs", "--no-color", "server").stdout
+        done = self.engine.run("logs", self.container(host))
+        return done.stdout + done.stderr
+
+    def logs(self) -> str:
+        """The end of each host's log."""
+        return "\n".join(self.log(host)[-4000:] for host in range(len(self.projects)))
 
     def ask(self, prompt: list[int], tokens: int) -> int:
         """Tokens of an answer."""
@@ -113,7 +122,7 @@ def test_a_host_that_dies_in_a_prefill_is_reported_and_a_restart_recovers(hosts:
     # More than the first prompt can have added late.
     assert harness.wait_until(lambda: hosts.log(0).count("Prefill batch") >= before + 12), hosts.log(0)[-3000:]
     hosts.compose(1, "kill", "server")
-    assert harness.wait_until(lambda: hosts.state(0) == "exited"), "the other host has not noticed"
+    assert harness.wait_until(lambda: hosts.states()[0] == "exited"), "the other host has not noticed"
     # A read or a write that failed, reset or closed: it depends on how much of what was sent had been read.
     error = re.compile(r"RuntimeError: \[\S*gloo/transport/tcp/pair\.cc")
     assert harness.wait_until(lambda: error.search(hosts.log(0))), hosts.log(0)[-5000:]

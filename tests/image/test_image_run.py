@@ -63,14 +63,6 @@ def test_off_is_off(container: Any) -> None:
     assert seen["base_sitecustomize_ran"]
 
 
-def test_the_real_engine_is_hooked(container: Any) -> None:
-    """In the image, the real engine's module comes out of its import with our hook on it."""
-    code = (
-        "from sglang.srt.managers.schedule_policy import PrefillAdder as p; print(hasattr(p.__init__, '__dynchunk__'))"
-    )
-    assert container("python3", "-c", code, check=True).stdout == "True\n"
-
-
 def test_the_command_line_is_there(container: Any) -> None:
     """`dynchunk` is on PATH and shows its commands, from any folder."""
     done = container("dynchunk", "--help", options=("--workdir", "/tmp"))

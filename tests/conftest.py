@@ -41,6 +41,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=_place)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Groups that pytest-xdist takes apart without a word (3.8.0 beside pytest 9.2) would start their servers twice."""
+    if getattr(session.config, "workerinput", {}) and session.config.getoption("dist") == "loadgroup":
+        for item in session.items:
+            group = item.get_closest_marker("xdist_group")
+            if group is not None and not item.nodeid.endswith(f"@{group.args[0]}"):
+                raise pytest.UsageError(f"{item.nodeid} is not kept with its group {group.args[0]!r}")
+
+
 def _place(item: pytest.Item) -> int:
     group = item.get_closest_marker("xdist_group")
     if group is not None and group.args[0] in FIRST:

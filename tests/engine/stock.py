@@ -53,13 +53,15 @@ def serving_stock(folder: Path) -> Iterator[Server]:
 
 
 def ask_everything(server: Server) -> Path:
-    """Ask a stock server all that is ever compared with, one at a time. -> a new folder with what it said."""
+    """Ask a stock server all that is ever compared with. -> a new folder with what it said."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(dir=FOLDER))
     questions = asks.write_many(made / "prompts.jsonl")
     options = compare.Options(questions, a=server.url, record=made / RECORD)
     assert compare.run(options, Console(file=io.StringIO(), width=200)) == 0
     said = {ask.rid: traffic.answer(server, ask) for ask in asks.EVERY}
+    # Hundreds of steps each; together they take as many as one.
+    said |= traffic.answer_all(server, asks.GROWING)
     (made / ANSWERS).write_text(json.dumps(said), encoding="utf-8")
     return made
 

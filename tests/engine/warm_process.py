@@ -79,12 +79,22 @@ def serve(address: str) -> Request | None:
     received = receive(talk)
     assert received is not None
     pid = os.fork()
-    if pid == 0:
-        talk.close()
-        return _become_engine(*received)
-    # The parent of what was asked for stays, to say how it ended.
+    if pid != 0:
+        _stay_beside(talk, pid)
+    talk.close()
+    return _become_engine(*received)
+
+
+def _stay_beside(talk: socket.socket, pid: int) -> NoReturn:
+    """Say how the process ended that was asked for; end it where the one who asked is gone first."""
     os.setsid()
     talk.sendall(LENGTH.pack(pid))
+    poll = select.poll()
+    poll.register(talk, select.POLLIN)
+    poll.register(os.pidfd_open(pid), select.POLLIN)
+    if talk.fileno() in [fd for fd, _ in poll.poll()]:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     with contextlib.suppress(OSError):
         talk.sendall(LENGTH.pack(status))

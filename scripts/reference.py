@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
@@ -160,17 +160,20 @@ def outer_environ() -> dict[str, str]:
     return kept | ({"OMP_NUM_THREADS": "1"} if "PYTEST_XDIST_WORKER" in os.environ else {})
 
 
-@contextlib.contextmanager
-def serving(
-    folder: Path,
-    *flags: str,
-    engine_path: Sequence[Path] = (),
-    start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
-    **environ: str,
-) -> Iterator[Server]:
+class Start(NamedTuple):
+    """What `running` needs to start an engine."""
+
+    command: list[str]
+    environ: dict[str, str]
+    log: Path
+    trace: Path
+    port: int
+
+
+def engine(folder: Path, *flags: str, engine_path: Sequence[Path] = (), **environ: str) -> Start:
     """An engine with DynChunk's boot folder on PYTHONPATH. Log and trace go to `folder`; further flags to the engine.
 
-    engine_path: an unpacked engine to run instead of the installed one. start: what starts a process.
+    engine_path: an unpacked engine to run instead of the installed one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     trace = folder / "trace.jsonl"
@@ -178,7 +181,13 @@ def serving(
     path = os.pathsep.join(map(str, (BOOT, *engine_path, PLUGIN)))
     settings = outer_environ() | platform_environ() | {"PYTHONPATH": path, "DYNCHUNK_TRACE": str(trace)} | environ
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(make_model()), "--port", str(port)]
-    with running([*command, *FLAGS, *flags], settings, folder / "server.log", trace, port, start=start) as server:
+    return Start([*command, *FLAGS, *flags], settings, folder / "server.log", trace, port)
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *flags: str, engine_path: Sequence[Path] = (), **environ: str) -> Iterator[Server]:
+    """That engine, started and ready."""
+    with running(*engine(folder, *flags, engine_path=engine_path, **environ)) as server:
         yield server
 
 
@@ -192,7 +201,10 @@ def running(
     *,
     start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
 ) -> Iterator[Server]:
-    """Run a command that serves on `port`; wait until it is healthy; in the end stop every process of it."""
+    """Run a command that serves on `port`; wait until it is healthy; in the end stop every process of it.
+
+    start: what starts a process.
+    """
     process = None
     try:
         with log.open("wb") as output, undisturbed():

@@ -27,27 +27,26 @@ FAULTS = Path(__file__).parent / "faults"
 def two_hosts(folder: Path, *environs: dict[str, str]) -> Iterator[list[reference.Server]]:
     """Two engines, `--nnodes 2`, one rank each, with an environment of their own; not waited for."""
     meeting = reference.free_port()
-    model = reference.make_model()
     with ExitStack() as stack:
         servers = []
         for number, environ in enumerate(environs):
-            home = folder / f"host{number}"
-            home.mkdir()
-            port = reference.free_port()
-            command = ["python", "-m", "sglang.launch_server", "--model-path", str(model), "--port", str(port)]
-            nodes = ["--tp", "2", "--nnodes", "2", "--node-rank", str(number)]
-            path = f"{reference.BOOT}:{reference.PLUGIN}"
-            trace = home / "trace.jsonl"
-            settings = reference.outer_environ() | reference.platform_environ() | {"PYTHONPATH": path} | environ
-            with (home / "server.log").open("wb") as log:
-                process = warm.start(
-                    [*command, *reference.FLAGS, *nodes, *asks.STATIC, "--dist-init-addr", f"127.0.0.1:{meeting}"],
-                    env=settings | {"DYNCHUNK_TRACE": str(trace)},
-                    cwd=reference.ROOT,
-                    stdout=log,
-                )
+            nodes = (
+                "--tp",
+                "2",
+                "--nnodes",
+                "2",
+                "--node-rank",
+                str(number),
+                "--dist-init-addr",
+                f"127.0.0.1:{meeting}",
+            )
+            command, settings, log, trace, port = reference.engine(
+                folder / f"host{number}", *asks.STATIC, *nodes, **environ
+            )
+            with log.open("wb") as output:
+                process = warm.start(command, env=settings, cwd=reference.ROOT, stdout=output)
             stack.callback(reference.stop, process)
-            server = reference.Server(f"http://127.0.0.1:{port}", process, home / "server.log", trace)
+            server = reference.Server(f"http://127.0.0.1:{port}", process, log, trace)
             stack.callback(server.client.close)
             servers.append(server)
         yield servers

@@ -99,7 +99,7 @@ def run(
 
 def serving(folder: Path, *flags: str, **settings: Any) -> contextlib.AbstractContextManager[reference.Server]:
     """scripts.reference.serving, started warm."""
-    return reference.serving(folder, *flags, start=start, **settings)
+    return reference.running(*reference.engine(folder, *flags, **settings), start=start)
 
 
 @functools.cache

@@ -181,4 +181,4 @@ def test_the_server_gets_none_of_the_shells_settings(start: Start, monkeypatch: 
         assert environ.get(name) != value
     assert "API_KEY" not in environ
     assert "HTTP_PROXY" not in environ
-    assert environ["PATH"] == os.environ["PATH"]
+    assert environ["PATH"] == clean_environ()["PATH"]

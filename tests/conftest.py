@@ -62,6 +62,7 @@ def clean_environ(**extra: str) -> dict[str, str]:
     """This environment without anything of DynChunk's or Python's path in it; `python3` is the Python of the tests."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("DYNCHUNK_", "PYTHON", "PYTORCH_", "SGLANG_"))}
     kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    kept["VENV"] = sys.prefix  # what ./dynchunk runs on
     return kept | extra
 
 

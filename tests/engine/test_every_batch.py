@@ -224,7 +224,6 @@ def test_the_budget_changes_while_serving(guarded: Server) -> None:
         for nonsense in (0, -5, 1.5):
             assert not traffic.change_budget(guarded, nonsense)
         assert guarded.state()["budget_in_force"] == other
-    assert guarded.state()["budget_in_force"] == BUDGET
 
 
 @pytest.mark.more

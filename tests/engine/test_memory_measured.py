@@ -37,6 +37,7 @@ def test_auto_budget_and_the_measured_coefficient(tmp_path: Path) -> None:
         # Chunks of several sizes on several products of rows and keys, so that there is a line to see.
         for pairs in (8_000_000, 4_000_000, 2_000_000):
             assert traffic.change_budget(server, pairs)
+            traffic.wait_for_budget(server, pairs)
             server.tokens(prompt(14_000, pairs))
         found = server.state()["coefficient"]
         assert found["trusted"], found

@@ -157,11 +157,18 @@ def load(server: Server, name: str) -> int:
 @contextmanager
 def budget(server: Server, token_pairs: int, back_to: int) -> Iterator[None]:
     """Change the running server's budget for a while, as an operator does."""
-    change_budget(server, token_pairs)
+    assert change_budget(server, token_pairs)
+    wait_for_budget(server, token_pairs)
     try:
         yield
     finally:
-        change_budget(server, back_to)
+        assert change_budget(server, back_to)
+        wait_for_budget(server, back_to)
+
+
+def wait_for_budget(server: Server, token_pairs: int) -> None:
+    """A new budget rides the stream of requests: every rank adopts it where it processes it."""
+    wait_until(lambda: server.state()["budget_in_force"] == token_pairs, what="the new budget is not in force")
 
 
 def change_budget(server: Server, token_pairs: float) -> bool:

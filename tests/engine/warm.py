@@ -5,6 +5,7 @@ The test worker's side; what forks and why that is the same start is in warm_pro
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -121,8 +122,5 @@ def address() -> str:
         if process.stdout.readline() != b"ready\n":
             said.seek(0)
             raise AssertionError(f"the warm process did not come up: {said.read()[-3000:]}")
-    _ALIVE.append(process)
+    atexit.register(process.communicate)  # the pipe ends with the worker in any case; this way without a warning
     return listens
-
-
-_ALIVE: list[subprocess.Popen[bytes]] = []  # until the worker ends, and with it the pipe

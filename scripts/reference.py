@@ -98,11 +98,10 @@ class Server:
         path = path or self.trace
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def chunks(self, rid: str) -> list[tuple[int, int]]:
-        """(prefix, new tokens) of each chunk of one request, from the trace."""
-        return [
-            (prefix, new) for batch in self.batches() for batch_rid, prefix, new in batch["reqs"] if batch_rid == rid
-        ]
+    def chunks(self, rid: str, since: int = 0) -> list[tuple[int, int]]:
+        """(prefix, new tokens) of each chunk of one request, from the trace's since-th batch on."""
+        batches = self.batches()[since:]
+        return [(prefix, new) for batch in batches for batch_rid, prefix, new in batch["reqs"] if batch_rid == rid]
 
     def _post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         return self.client.post(self.url + path, json=body).raise_for_status()

@@ -121,7 +121,7 @@ def assert_promises(
     if radix:
         hit = answers[HIT.rid]["meta_info"]["cached_tokens"]
         assert hit >= len(SHARED) // 64 * 64
-        first = traffic.chunks_of(batches, HIT.rid)[0]
+        first = server.chunks(HIT.rid, since)[0]
         # The first chunk on a cached prefix: what the engine never asks a sizer for.
         assert first[0] == hit
         assert first[1] * hit <= BUDGET
@@ -200,7 +200,7 @@ def test_abort_of_a_long_prompt_gives_everything_back(guarded: Server) -> None:
         traffic.wait_until(lambda: len(guarded.batches()) > before + 5)
         short = threading.Thread(target=traffic.answer, args=(guarded, CROWD[1]))
         short.start()
-        traffic.wait_until(lambda: traffic.chunks_of(guarded.batches()[before:], "c2"))
+        traffic.wait_until(lambda: guarded.chunks("c2", before))
         guarded.abort("long")
         long.join()
         short.join()

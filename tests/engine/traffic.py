@@ -50,11 +50,6 @@ def answer_all(server: Server, asks: Sequence[Ask]) -> dict[str, dict[str, Any]]
         return dict(zip([a.rid for a in asks], pool.map(lambda a: answer(server, a), asks), strict=True))
 
 
-def chunks_of(batches: Iterable[dict[str, Any]], rid: str) -> list[tuple[int, int]]:
-    """(prefix, new tokens) of each chunk of one request."""
-    return [(prefix, new) for batch in batches for batch_rid, prefix, new in batch["reqs"] if batch_rid == rid]
-
-
 def assert_same(ours: dict[str, Any], stock: dict[str, Any]) -> None:
     """Greedy tokens are equal and log probabilities within the tolerance."""
     assert ours["output_ids"] == stock["output_ids"]

@@ -138,6 +138,8 @@ class Attached:
         else:
             found = place.engine_process(self._options.url)
         self._guard.engine = found
+        # From this reading on: one that only starts may take what memory it likes before the next question.
+        self._sampler.phase = self._phase(self._sampler.running)
         if found != before:
             self._say(f"signals to the engine: {place.reach(found)}")
 

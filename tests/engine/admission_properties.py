@@ -70,6 +70,14 @@ def test_a_load_that_fails_in_company_keeps_the_budget() -> None:
     world.run()
 
 
+@pytest.mark.parametrize("loaded", [4864, 6000])
+def test_a_load_that_brings_more_than_promised_keeps_the_budget(loaded: int) -> None:
+    """Its first chunk was to be cut; with the longer prefix it is the whole rest, and over the budget."""
+    world = World(Setting(Budget(5_898_240, PREFIX, 256, 256, 2560), 256, 2560, None, 1, 0, True), [])
+    world.request("r0", 7296, 0, 2304, loaded)
+    world.run()
+
+
 class Replaying(World):
     """Cached rows run again beside the new ones, and count."""
 

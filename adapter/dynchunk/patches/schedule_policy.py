@@ -157,7 +157,8 @@ def _admit_within_budget(original: Any) -> Any:
         whole_only = in_force.hidden is not None
         if limits is None and not whole_only:
             return original(self, req, has_chunked_req, truncation_align_size)
-        lowered = _room_or_wait(self, req, limits, must_be_whole=has_chunked_req or whole_only)
+        must_be_whole = has_chunked_req or whole_only
+        lowered = _room_or_wait(self, req, limits, must_be_whole=must_be_whole)
         if lowered is None:
             in_force.counts["deferred"] += 1
             return _engine.AddReqResult.OTHER
@@ -172,7 +173,7 @@ def _admit_within_budget(original: Any) -> Any:
             return result
         if limits is not None:
             try:
-                _take_in(self, req, limits, used)
+                _take_in(self, req, limits, used, may_cut=not must_be_whole and admitted == 0)
             except Exception as error:
                 in_force.degrade(repr(error))
         # The engine's verdict was on the lowered limit.
@@ -181,12 +182,12 @@ def _admit_within_budget(original: Any) -> Any:
     return add_one_req
 
 
-def _take_in(adder: Any, req: Any, limits: Budget, used: int) -> None:
+def _take_in(adder: Any, req: Any, limits: Budget, used: int, *, may_cut: bool) -> None:
     """Count an admitted request, as it was really admitted: loading its prefix from the host may have changed it.
 
     used: what the engine took off its chunk for it. A load that brought more than was promised makes the prefix longer
     than the decision knew, one that failed leaves more to compute; where that breaks the budget, a request that is cut
-    anyway is cut shorter.
+    anyway is cut shorter, and one that is alone (may_cut) is cut after all.
     """
     load: Load = getattr(adder, LOAD)
     prefix, new = facts.prefix_tokens(req), facts.new_tokens(req)
@@ -194,12 +195,13 @@ def _take_in(adder: Any, req: Any, limits: Budget, used: int) -> None:
     taken = new if getattr(adder, "exact_chunk_fill", False) else adder.ceil_paged_tokens(new)
     replayed = max(0, used - taken)
     before = Load(load.rows + replayed, load.longest)
-    if req.host_hit_length and adder.new_chunked_req is req:
+    if req.host_hit_length and (may_cut or adder.new_chunked_req is req):
         cut, _ = in_force.cut()
-        fits = admission.rows_that_fit(limits, before, prefix, new) // cut.align * cut.align
-        if fits < new:
-            new = min(new, max(fits, cut.floor))
-            facts.shorten(req, new)
+        fits = admission.rows_that_fit(limits, before, prefix, new)
+        shorter = new if fits >= new else max(fits // cut.align * cut.align, cut.floor)
+        if shorter < new:
+            facts.shorten(req, shorter)
+            adder.new_chunked_req, adder.rem_chunk_tokens = req, 0
             in_force.counts["shortened_after_load"] += 1
     _count(load, limits, req, replayed)
     _follow(adder, req, limits)

@@ -199,10 +199,11 @@ def running(
     port: int,
     *,
     start: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
+    end: Callable[[subprocess.Popen[bytes]], None] = stop,
 ) -> Iterator[Server]:
     """Run a command that serves on `port`; wait until it is healthy; in the end stop every process of it.
 
-    start: what starts a process.
+    start, end: what starts a process, and what stops it and its children.
     """
     process = None
     try:
@@ -216,7 +217,7 @@ def running(
             yield server
     finally:
         if process is not None:
-            stop(process)
+            end(process)
 
 
 def wait_until_healthy(server: Server, timeout_s: float = START_TIMEOUT_S) -> None:

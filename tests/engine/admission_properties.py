@@ -1,4 +1,4 @@
-"""Hypothesis drives the real PrefillAdder; test_adder_versions.py runs this once for each engine version."""
+"""Hypothesis drives the real PrefillAdder; test_versions.py runs this once for each engine version."""
 
 from __future__ import annotations
 

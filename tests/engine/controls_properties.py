@@ -1,4 +1,4 @@
-"""Updates under data-parallel attention, through the real request receiver; test_adder_versions.py runs this once for
+"""Updates under data-parallel attention, through the real request receiver; test_versions.py runs this once for
 each engine version.
 """
 

@@ -242,8 +242,7 @@ print(json.dumps(result))
 def test_memory_is_one_score_matrix_and_comes_back():
     """The peak of a forward is 4 * heads * rows * keys bytes and a little; afterwards the process holds none of it."""
     # An interpreter of its own: what another one had before would be in its peak.
-    done = run_python(MEASURE_MEMORY, "-W", "ignore", path=(PLUGIN,), timeout_s=300, OMP_NUM_THREADS="1")
-    memory = json.loads(done.stdout)
+    memory = json.loads(plugin_python(MEASURE_MEMORY, OMP_NUM_THREADS="1").stdout)
     assert memory["scores"] <= memory["peak"] + 2**20
     assert memory["peak"] <= 1.15 * memory["scores"]
     assert memory["left"] <= 0.05 * memory["scores"]

@@ -1,4 +1,4 @@
-"""The real indexer modules of one engine version on the CPU; test_score_versions.py runs this once for each version.
+"""The real indexer modules of one engine version on the CPU; test_versions.py runs this once for each version.
 
 The boot folder is on the path, so every module is hooked as in a server; `__wrapped__` is the engine's own.
 """

@@ -1,4 +1,4 @@
-"""Seeded queues against the adder of one engine version; test_adder_versions.py runs this once for each."""
+"""Seeded queues against the adder of one engine version; test_versions.py runs this once for each."""
 
 from __future__ import annotations
 

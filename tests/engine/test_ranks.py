@@ -45,7 +45,7 @@ def two_hosts(folder: Path, *environs: dict[str, str]) -> Iterator[list[referenc
             )
             with log.open("wb") as output:
                 process = warm.start(command, env=settings, cwd=reference.ROOT, stdout=output)
-            stack.callback(reference.stop, process)
+            stack.callback(warm.kill, process)
             server = reference.Server(f"http://127.0.0.1:{port}", process, log, trace)
             stack.callback(server.client.close)
             servers.append(server)

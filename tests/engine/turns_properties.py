@@ -1,4 +1,4 @@
-"""Passes for others beside the real PrefillAdder; test_adder_versions.py runs this once for each engine version."""
+"""Passes for others beside the real PrefillAdder; test_versions.py runs this once for each engine version."""
 
 from __future__ import annotations
 

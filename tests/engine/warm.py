@@ -99,8 +99,15 @@ def run(
 
 
 def serving(folder: Path, *flags: str, **settings: Any) -> contextlib.AbstractContextManager[reference.Server]:
-    """scripts.reference.serving, started warm."""
-    return reference.running(*reference.engine(folder, *flags, **settings), start=start)
+    """scripts.reference.serving, started warm and ended without the five seconds that the engine's own end takes."""
+    return reference.running(*reference.engine(folder, *flags, **settings), start=start, end=kill)
+
+
+def kill(process: Process) -> None:
+    """End it and all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -228,10 +229,14 @@ _PATH: list[str] = []
 
 
 def _import_all() -> None:
+    gc.disable()
     for name in IMPORTED:
         # Which of them an environment has is the engine's matter.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    # Nothing that was imported becomes garbage: a fork that looks through it copies its pages.
+    gc.freeze()
+    gc.enable()
     early = [name for name in sys.modules if name.partition(".")[0] in ("sglang", "dynchunk")]
     assert not early, f"imported before its time: {early[:3]}"
 

@@ -10,6 +10,7 @@ from scripts.engine_wheels import unpacked
 from tests.conftest import BOOT, ROOT, clean_environ
 from tests.engine import warm
 
+SOME_PASSED = re.compile(r"^\d+ passed(, \d+ skipped)?(, \d+ warnings?)? in ", re.MULTILINE)
 ONLY_PASSED = re.compile(r"^\d+ passed(, \d+ warnings?)? in ", re.MULTILINE)
 
 
@@ -22,7 +23,7 @@ def environ(version: str, **more: str) -> dict[str, str]:
 
 def run_checks(version: str, *files: str, **more: str) -> str:
     """Run files of checks under pytest. -> its output; raises AssertionError with it where a check failed."""
-    command = ["python", "-m", "pytest", "-q", "-W", "ignore", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = ["python", "-m", "pytest", "-q", "-rs", "-W", "ignore", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = warm.run(
         [*command, "--override-ini", "pythonpath=", *(str(Path("tests", "engine", file)) for file in files)],
         env=environ(version, **more),

@@ -88,6 +88,7 @@ def _set_environment_of_ranks(ranks: int) -> None:
     # Torch then asks for huge pages. A score matrix is new memory in every forward: page by page of 4 KiB its
     # first touch takes as long as the arithmetic.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", "dynchunk_reference.models")
     if ranks == 1:
         return
     # The engine wants a NUMA node a rank, or to be told the cores of each. On a CPU without its kernels it binds

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pytest_httpserver import HTTPServer
+from typer.testing import CliRunner
 
+from launcher import dotenv
+from scripts.doctor import readings
+from scripts.doctor.__main__ import app
 from tests.conftest import BOOT, ROOT, clean_environ, run_python
 
 pytestmark = pytest.mark.slow
@@ -18,7 +24,8 @@ pytestmark = pytest.mark.slow
 NOWHERE = {"PORT": "1"}
 
 
-def doctor(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def as_a_process(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """As a shell runs it."""
     return subprocess.run(
         [ROOT / "dynchunk", "doctor", *arguments],
         env=clean_environ(**{**NOWHERE, **environ}),
@@ -28,14 +35,31 @@ def doctor(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def doctor(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The same in this process: in that environment, without a second's look at what the machine swaps."""
+    look = readings.machine
+    with pytest.MonkeyPatch.context() as patch:
+        given = clean_environ(**{**NOWHERE, **environ})
+        for name in os.environ.keys() - given.keys():
+            patch.delenv(name)
+        for name, value in given.items():
+            patch.setenv(name, value)
+        patch.setattr(dotenv, "FILE", ROOT / "no.env")
+        patch.setattr(readings, "machine", lambda: look(interval_s=0))
+        done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
+
+
 def unchecked(*arguments: str, **environ: str) -> dict[str, str]:
     """What there was no verdict on, and why."""
     answer = json.loads(doctor("--json", *arguments, **environ).stdout)
     return {check["name"]: check["reason"] for check in answer["not_checked"]}
 
 
-def checks(*arguments: str, **environ: str) -> dict[str, list[dict[str, Any]]]:
-    done = doctor("--json", *arguments, **environ)
+def checks(
+    *arguments: str, run: Callable[..., subprocess.CompletedProcess[str]] = doctor, **environ: str
+) -> dict[str, list[dict[str, Any]]]:
+    done = run("--json", *arguments, **environ)
     assert done.stderr == ""
     answer = json.loads(done.stdout)
     failed = [check for check in answer["checks"] if check["level"] == "fail"]
@@ -68,7 +92,7 @@ def v4(tmp_path: Path) -> str:
 
 def test_a_plain_setting(tmp_path: Path) -> None:
     """Nothing fails for the defaults on this machine; without a GPU there is no verdict on one."""
-    named = checks(MODEL_PATH=str(tmp_path))
+    named = checks(run=as_a_process, MODEL_PATH=str(tmp_path))
     assert levels(named, "settings") == ["ok"]
     assert levels(named, "allocator") == ["ok"]
     assert levels(named, "memory for long prompts") in (["ok"], ["warn"])  # what is free here is not ours to say
@@ -325,7 +349,7 @@ def test_an_automatic_budget(tmp_path: Path) -> None:
 
 def test_a_mistyped_option_is_no_verdict() -> None:
     """Exit code 2, so that a script can tell it from a failed check."""
-    assert doctor("--jsn").returncode == 2
+    assert as_a_process("--jsn").returncode == 2
 
 
 def test_neither_torch_nor_the_engine_is_imported() -> None:
@@ -343,9 +367,9 @@ def test_neither_torch_nor_the_engine_is_imported() -> None:
 
 def test_the_start_hook_that_was_promised(tmp_path: Path) -> None:
     """With adapter/boot on PYTHONPATH a fresh python3 must load the adapter; where something keeps it out it fails."""
-    assert levels(checks(MODEL_PATH="/m", PYTHONPATH=str(BOOT)), "start hook") == ["ok"]
+    assert levels(checks(run=as_a_process, MODEL_PATH="/m", PYTHONPATH=str(BOOT)), "start hook") == ["ok"]
     wrapper = tmp_path / "python3"
     wrapper.write_text(f'#!/bin/sh\nexec {sys.executable} -E "$@"\n')
     wrapper.chmod(0o755)
     path = f"{tmp_path}:/usr/bin:/bin"
-    assert levels(checks(MODEL_PATH="/m", PYTHONPATH=str(BOOT), PATH=path), "start hook") == ["fail"]
+    assert levels(checks(run=as_a_process, MODEL_PATH="/m", PYTHONPATH=str(BOOT), PATH=path), "start hook") == ["fail"]

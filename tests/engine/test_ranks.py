@@ -5,10 +5,12 @@ when one of our parts breaks.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 
 from scripts import reference
@@ -23,28 +25,24 @@ ENVIRON = {"DYNCHUNK_BUDGET": str(BUDGET), "SGLANG_ENABLE_RANK_CONSENSUS_CHECKER
 FAULTS = Path(__file__).parent / "faults"
 
 
+def two_hosts(folder: Path, *environs: dict[str, str]) -> list[reference.Start]:
+    """Two engines, `--nnodes 2`, one rank each, with an environment of their own."""
+    nodes = ("--tp", "2", "--nnodes", "2", "--dist-init-addr", f"127.0.0.1:{reference.free_port()}", "--node-rank")
+    return [
+        reference.engine(folder / f"host{number}", *asks.STATIC, *nodes, str(number), **environ)
+        for number, environ in enumerate(environs)
+    ]
+
+
 @contextmanager
-def two_hosts(folder: Path, *environs: dict[str, str]) -> Iterator[list[reference.Server]]:
-    """Two engines, `--nnodes 2`, one rank each, with an environment of their own; not waited for."""
-    meeting = reference.free_port()
+def started(hosts: list[reference.Start]) -> Iterator[list[reference.Server]]:
+    """Each of them started; not waited for."""
     with ExitStack() as stack:
         servers = []
-        for number, environ in enumerate(environs):
-            nodes = (
-                "--tp",
-                "2",
-                "--nnodes",
-                "2",
-                "--node-rank",
-                str(number),
-                "--dist-init-addr",
-                f"127.0.0.1:{meeting}",
-            )
-            command, settings, log, trace, port = reference.engine(
-                folder / f"host{number}", *asks.STATIC, *nodes, **environ
-            )
+        for command, environ, log, trace, port in hosts:
+            trace.unlink(missing_ok=True)
             with log.open("wb") as output:
-                process = warm.start(command, env=settings, cwd=reference.ROOT, stdout=output)
+                process = warm.start(command, env=environ, cwd=reference.ROOT, stdout=output)
             stack.callback(warm.kill, process)
             server = reference.Server(f"http://127.0.0.1:{port}", process, log, trace)
             stack.callback(server.client.close)
@@ -54,8 +52,12 @@ def two_hosts(folder: Path, *environs: dict[str, str]) -> Iterator[list[referenc
 
 @pytest.mark.xdist_group("two hosts")
 def test_two_hosts_serve_together(tmp_path: Path) -> None:
-    """With the same settings on both hosts a long prompt is served, and both ran the same batches."""
-    with two_hosts(tmp_path, ENVIRON, ENVIRON) as (head, other):
+    """With the same settings on both hosts a long prompt is served, and both ran the same batches.
+
+    Where one dies in a prefill the other ends, and both serve after a restart at the same addresses.
+    """
+    hosts = two_hosts(tmp_path, ENVIRON, ENVIRON)
+    with started(hosts) as (head, other):
         reference.wait_until_healthy(head)
         made = {"long": traffic.answer(head, LONG)}
         batches = head.batches()
@@ -65,12 +67,30 @@ def test_two_hosts_serve_together(tmp_path: Path) -> None:
         [ranks_trace] = traffic.ranks_traces(other)
         traffic.wait_until(lambda: [b["reqs"] for b in head.batches(ranks_trace)] == [b["reqs"] for b in batches])
         assert "2 ranks run under the same settings" in str(head.state()["hooks"]["agreement"])
+        failures: list[Exception] = []
+
+        def long_prompt() -> None:
+            try:
+                head.generate(traffic.prompt(60_000, 4), rid="dies")
+            except httpx.HTTPError as error:
+                failures.append(error)
+
+        client = threading.Thread(target=long_prompt)
+        client.start()
+        traffic.wait_until(lambda: len(head.chunks("dies")) >= 3)
+        warm.kill(other.process)
+        assert head.process.wait(timeout=reference.START_TIMEOUT_S) != 0
+        client.join()
+        assert len(failures) == 1, "the client was not told"
+    with started(hosts) as (head, _):
+        reference.wait_until_healthy(head)
+        traffic.assert_same(traffic.answer(head, LONG), made["long"])
 
 
 @pytest.mark.xdist_group("two hosts")
 def test_different_settings_stop_every_rank(tmp_path: Path) -> None:
     """Two hosts with different .env files: both end by themselves, naming rank, knob and values."""
-    with two_hosts(tmp_path, {"DYNCHUNK_BUDGET": "8M"}, {"DYNCHUNK_BUDGET": "9M"}) as servers:
+    with started(two_hosts(tmp_path, {"DYNCHUNK_BUDGET": "8M"}, {"DYNCHUNK_BUDGET": "9M"})) as servers:
         for server in servers:
             server.process.wait(timeout=reference.START_TIMEOUT_S)
             said = re.sub(r"\s+", " ", server.log.read_text())

@@ -104,8 +104,11 @@ def hosts(engine: harness.Engine, image: str, files: Path, programs: Path) -> It
             both.compose(rank, "down", "--volumes", "--timeout", "0", check=False)
 
 
-def test_a_host_that_dies_in_a_prefill_is_reported_and_a_restart_recovers(hosts: Hosts) -> None:
-    """The other host ends with an error before its watchdog does, its client is told; both serve after a restart."""
+def test_a_host_that_dies_in_a_prefill_is_reported(hosts: Hosts) -> None:
+    """The other host ends with an error before its watchdog does, and its client is told.
+
+    That both serve after a restart is in tests/engine/test_ranks.py, where they start in a fifth of the time.
+    """
     assert hosts.ask(PROMPT[:2000], 4) == 4
     assert harness.wait_until(lambda: "2 ranks run under the same settings" in hosts.log(0))
     failures: list[BaseException] = []
@@ -129,7 +132,3 @@ def test_a_host_that_dies_in_a_prefill_is_reported_and_a_restart_recovers(hosts:
     assert WATCHDOG_SAYS not in hosts.log(0)
     client.join(harness.PATIENCE_S)
     assert len(failures) == 1, "the client was not told"
-    for rank in range(2):
-        hosts.up(rank)
-    hosts.wait_until_serving()
-    assert hosts.ask(PROMPT[:4000], 4) == 4

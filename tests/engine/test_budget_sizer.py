@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from dynchunk.policy.budget import Budget, chunk_tokens
-from scripts.reference import EngineEndedError, Server, serving
+from scripts.reference import EngineEndedError, Server
 from tests.engine import asks, stock, traffic
+from tests.engine.warm import serving
 
 pytestmark = pytest.mark.engine
 guarded_group = pytest.mark.xdist_group("guarded")

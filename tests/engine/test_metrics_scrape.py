@@ -72,12 +72,19 @@ def test_the_long_prefill_as_it_goes(seen: list[scrape.Reading]) -> None:
 
 def test_counters_and_hooks(guarded: Server, seen: list[scrape.Reading]) -> None:
     """Counters are what /server_info counts; every hook is in place; measured times are there, a model is not."""
-    last = scrape.parse(scrape.fetch(guarded.url, None))
-    [replica] = last.replicas.values()
     counts = guarded.state()["counts"]
     floors = sum(count for name, count in counts.items() if name.startswith("floor_over_budget"))
-    assert sum(replica.floors.values()) == floors > 0
-    assert replica.get("dynchunk_first_chunk_clamped_total") == counts["first_chunks_lowered"] > 0
+    assert min(floors, counts["first_chunks_lowered"]) > 0
+
+    def published() -> bool:
+        [replica] = scrape.parse(scrape.fetch(guarded.url, None)).replicas.values()
+        clamped = replica.get("dynchunk_first_chunk_clamped_total")
+        return (sum(replica.floors.values()), clamped) == (floors, counts["first_chunks_lowered"])
+
+    # With the next batch or, without one, when the scheduler finds itself idle.
+    traffic.wait_until(published, what="/metrics and /server_info count differently")
+    last = scrape.parse(scrape.fetch(guarded.url, None))
+    [replica] = last.replicas.values()
     assert last.broken == []
     assert replica.state == "off"
     assert replica.get("dynchunk_latency_measured_ms") > 0

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,11 @@ def clean_environ(**extra: str) -> dict[str, str]:
     kept["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     kept["VENV"] = sys.prefix  # what ./dynchunk runs on
     return kept | extra
+
+
+def no_dotenv(words: Sequence[object]) -> tuple[str, ...]:
+    """Options that keep the checkout's own .env out of a test, where it names no file itself."""
+    return () if "--env-file" in words else ("--env-file", os.devnull)
 
 
 def run_python(

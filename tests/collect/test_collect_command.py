@@ -14,7 +14,7 @@ import pytest
 from pytest_httpserver import HTTPServer
 
 from scripts.collect import __main__ as command
-from tests.conftest import ROOT, clean_environ
+from tests.conftest import ROOT, clean_environ, no_dotenv
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def collect(
 ) -> dict[str, str]:
     out = tmp_path / "out.tar.gz"
     done = subprocess.run(
-        [program / "dynchunk", "collect", "--out", out, *arguments],
+        [program / "dynchunk", "collect", "--out", out, *(no_dotenv(arguments) if program == ROOT else ()), *arguments],
         env=clean_environ(MODEL_PATH="/m", API_KEY=KEY, **environ),
         input=log,
         capture_output=True,
@@ -118,7 +118,7 @@ def test_without_a_server(tmp_path: Path) -> None:
 def refused(tmp_path: Path, *words: object) -> str:
     """What is said where nothing can be written: one line, exit code 1, no archive."""
     done = subprocess.run(
-        [ROOT / "dynchunk", "collect", *map(str, words)],
+        [ROOT / "dynchunk", "collect", *no_dotenv(words), *map(str, words)],
         env=clean_environ(PORT="1", MODEL_PATH="/m"),
         cwd=tmp_path,
         capture_output=True,

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from pytest_httpserver import HTTPServer
@@ -17,7 +19,7 @@ from typer.testing import CliRunner
 from launcher import dotenv
 from scripts.doctor import readings
 from scripts.doctor.__main__ import app
-from tests.conftest import BOOT, ROOT, clean_environ, run_python
+from tests.conftest import BOOT, ROOT, clean_environ, no_dotenv, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +29,7 @@ NOWHERE = {"PORT": "1"}
 def as_a_process(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """As a shell runs it."""
     return subprocess.run(
-        [ROOT / "dynchunk", "doctor", *arguments],
+        [ROOT / "dynchunk", "doctor", *no_dotenv(arguments), *arguments],
         env=clean_environ(**{**NOWHERE, **environ}),
         capture_output=True,
         text=True,
@@ -37,15 +39,11 @@ def as_a_process(*arguments: str, **environ: str) -> subprocess.CompletedProcess
 
 def doctor(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """The same in this process: in that environment, without a second's look at what the machine swaps."""
-    look = readings.machine
-    with pytest.MonkeyPatch.context() as patch:
-        given = clean_environ(**{**NOWHERE, **environ})
-        for name in os.environ.keys() - given.keys():
-            patch.delenv(name)
-        for name, value in given.items():
-            patch.setenv(name, value)
-        patch.setattr(dotenv, "FILE", ROOT / "no.env")
-        patch.setattr(readings, "machine", lambda: look(interval_s=0))
+    with (
+        mock.patch.dict(os.environ, clean_environ(**{**NOWHERE, **environ}), clear=True),
+        mock.patch.object(dotenv, "FILE", ROOT / "no.env"),
+        mock.patch.object(readings, "machine", partial(readings.machine, interval_s=0)),
+    ):
         done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 

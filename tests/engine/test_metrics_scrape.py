@@ -19,7 +19,7 @@ from dynchunk.metrics import DECLARED
 from scripts import reference
 from scripts.reference import Server, prompt
 from scripts.top import scrape
-from tests.conftest import ROOT, clean_environ
+from tests.conftest import ROOT, clean_environ, no_dotenv
 from tests.engine import asks, traffic
 from tests.monitoring.test_monitoring import FOLDER, queries
 
@@ -120,7 +120,9 @@ def test_top_and_doctor_on_it(guarded: Server, seen: list[scrape.Reading]) -> No
     environ = clean_environ(PORT=guarded.url.rpartition(":")[2], MODEL_PATH=str(reference.ROOT / reference.MODEL))
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([ROOT / "dynchunk", *words], env=environ, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [ROOT / "dynchunk", *words, *no_dotenv(words)], env=environ, capture_output=True, text=True, check=False
+        )
 
     shown = run("top", "--once")
     assert "no long prompt in flight" in shown.stdout

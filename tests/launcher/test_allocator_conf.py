@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +46,7 @@ def fake_engine(folder: Path) -> None:
 
 def run_serve(folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [ROOT / "dynchunk", "serve"],
+        [ROOT / "dynchunk", "serve", "--env-file", os.devnull],
         env=clean_environ(**MODEL, PYTHONPATH=str(folder), **environ),
         capture_output=True,
         text=True,

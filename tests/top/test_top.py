@@ -15,7 +15,7 @@ import pytest
 from pytest_httpserver import HTTPServer
 
 from scripts.top import scrape
-from tests.conftest import ROOT, clean_environ
+from tests.conftest import ROOT, clean_environ, no_dotenv
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ HEAD = 'model_name="m",pp_rank="0",tp_rank="0"'
 
 def command(server: HTTPServer | None, *arguments: str, **environ: str) -> tuple[list[str], dict[str, str]]:
     port = "1" if server is None else str(server.port)
-    return [str(ROOT / "dynchunk"), "top", *arguments], clean_environ(PORT=port, **environ)
+    return [str(ROOT / "dynchunk"), "top", *no_dotenv(arguments), *arguments], clean_environ(PORT=port, **environ)
 
 
 def once(server: HTTPServer | None, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:

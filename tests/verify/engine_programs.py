@@ -25,7 +25,7 @@ launch.LOOK_S, attach.FIND_EVERY_S = 0.05, 0.1
 attach.Host = session.Host = CountedHost
 memguard.Surroundings = functools.partial(
     options.Surroundings, logs=folder / "logs", proc=folder, kmsg=Path("none"), sample_interval_s=0.01,
-    baseline_s=0.08, tick_s=0.02, look_s=0.05, hold_ground=lambda: False, **pace,
+    baseline_s=0.08, tick_s=0.02, hold_ground=lambda: False, **{"look_s": 0.05, **pace},
 )
 memguard.main()
 """

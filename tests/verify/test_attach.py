@@ -112,7 +112,8 @@ def test_an_engine_that_does_not_hear_is_ended_and_the_next_one_watched(world: W
 
 def test_it_may_come_before_the_engine(world: World) -> None:
     """Started first, it waits; an engine that takes all memory while it starts is ended."""
-    watch = world.memguard("--attach", "--guard-gib", "2")
+    # It starts before the watch asks anything again.
+    watch = world.memguard("--attach", "--guard-gib", "2", pace={"look_s": 0.5})
     assert world.says("no SGLang server for port")
     process = subprocess.Popen(
         world.command, env=world.environ(start=[["found", 7.0], [600, 1.0]]), stdout=subprocess.PIPE, text=True

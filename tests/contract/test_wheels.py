@@ -25,6 +25,7 @@ def test_every_contract_is_met(engine: Path) -> None:
     assert check.problems_of(engine) == []
 
 
+@pytest.mark.slow
 def test_a_moved_target_is_seen(engine: Path) -> None:
     """The check can fail: rename any one target in the real source, and exactly that one is reported."""
     for module, contracts in check.required(engine).items():

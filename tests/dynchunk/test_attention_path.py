@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here"),
+]
 MIB = 1 << 20
 LIMITS = {
     "mqa_logits_static_budget_bytes": 256 * MIB,

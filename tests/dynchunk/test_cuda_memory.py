@@ -13,7 +13,10 @@ import pytest
 from dynchunk.policy.allocator import Allocator
 from tests.conftest import ROOT, run_python
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here"),
+]
 GIB = 1 << 30
 MIB = 1 << 20
 

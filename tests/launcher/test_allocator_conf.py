@@ -169,6 +169,7 @@ def test_serve_asks_the_engines_torch(tmp_path: Path) -> None:
     assert "engine: ['per_process_memory_fraction:0.92,garbage_collection_threshold:0.95', None]" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed here")
 def test_the_real_torch_takes_what_serve_hands_over() -> None:
     """The installed torch, asked for its allocator settings in force; the cure for an empty variable is one."""

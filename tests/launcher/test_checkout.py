@@ -15,6 +15,8 @@ from pytest_httpserver import HTTPServer
 from tests.conftest import ROOT
 from tests.launcher.conftest import outer_environ
 
+pytestmark = pytest.mark.slow
+
 MEMGUARD = "import json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
 
 

@@ -14,6 +14,8 @@ from scripts.verify.records import sample_from_json, sample_to_json
 from tests.conftest import ROOT, clean_environ
 from tests.verify.engine_programs import AT_MOST_S
 
+pytestmark = pytest.mark.slow
+
 FILES = Path(__file__).parent / "replay"
 
 

@@ -22,6 +22,7 @@ from scripts.provenance import provenance
 ROOT = Path(__file__).resolve().parents[2]
 LOGS = ROOT / "logs"
 SLOWEST = 40
+NAME_SHOWN = 100  # characters: a case may be named for its input
 PART = re.compile(r"^==> (.+)$")
 DURATION = re.compile(r"^(\d+\.\d\d)s (setup|call|teardown)\s+(\S+?)(::.+)?$")
 COUNTS = re.compile(r"^=*\s*(\d+ (?:passed|failed).*) in [\d.]+s")
@@ -81,7 +82,8 @@ def markdown(runs: list[Run], beside: str) -> str:
     lines += ["| s | phase | test |", "| --- | --- | --- |"]
     slowest = sorted(last.durations, reverse=True)[:SLOWEST]
     lines += [
-        f"| {seconds:.1f} | {phase} | {file}::{test.replace('|', ' ')} |" for seconds, phase, file, test in slowest
+        f"| {seconds:.1f} | {phase} | {file}::{test.replace('|', ' ')[:NAME_SHOWN]} |"
+        for seconds, phase, file, test in slowest
     ]
     return "\n".join(lines) + "\n"
 

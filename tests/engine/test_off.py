@@ -41,10 +41,17 @@ def test_off_is_the_stock_engine(server: Server) -> None:
 
 
 def test_the_kept_answers_are_still_the_engines(server: Server) -> None:
-    """What an earlier run kept is what the engine says today; a stale file would make every comparison empty."""
-    kept = stock.kept_in()
-    again = kept.with_suffix(".new")
-    for rid, answer in stock.read_answers(again if again.is_dir() else kept).items():
+    """What an earlier run kept is what the engine says today; a stale file would make every comparison empty.
+
+    Where this run has kept them itself, one is asked again.
+    """
+    again = stock.kept_in().with_suffix(".new")
+    if again.is_dir():
+        said = stock.read_answers(again)
+    else:
+        server.flush()
+        said = {ask.rid: traffic.answer(server, ask) for ask in (asks.LADDER[3_000],)}
+    for rid, answer in said.items():
         traffic.assert_same(answer, stock.answers()[rid])
 
 
